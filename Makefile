@@ -1,0 +1,63 @@
+# Needs Python >= 3.10 and a C++17 compiler; everything else is installed into $(VENV).
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= smollm2-135m-instruct
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+# libgomp waits by spinning; on a shared machine long spins make timings jump (csrc/README.md).
+export GOMP_SPINCOUNT ?= 2000
+
+CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
+
+.DEFAULT_GOAL := help
+.PHONY: help env build serve test lint format wheel-check bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+env: $(VENV)/.env-stamp  ## create the virtual environment with all dependencies
+
+# torch first and pinned: a plain requirement would take a CUDA build of several GB.
+$(VENV)/.env-stamp: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "inferx needs Python 3.10 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
+	touch $@
+
+build: $(VENV)/.build-stamp  ## compile the extension and install inferx (editable) with its extras
+
+$(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
+	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable -e '.[serve,demo,dev]'
+	touch $@
+
+serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)
+	$(BIN)/inferx serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: build  ## run all tests
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: build  ## ruff, mypy, import layers, clang-format
+	$(BIN)/ruff check python tests benchmarks build_backend
+	$(BIN)/ruff format --check python tests benchmarks build_backend
+	$(BIN)/mypy python/inferx
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format:  ## apply ruff and clang-format
+	$(BIN)/ruff check --fix python tests benchmarks build_backend
+	$(BIN)/ruff format python tests benchmarks build_backend
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+wheel-check: env  ## build sdist and wheel, install the wheel into a fresh environment and generate with it
+	tools/wheel_check.sh $(PYTHON) $(VENV)
+
+bench: build  ## the engine benchmark (README, "Figures")
+	$(BIN)/python -m benchmarks.engine $(ARGS)
+
+clean:  ## remove build results (not the environment)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(VENV)/.build-stamp

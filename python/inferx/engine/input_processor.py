@@ -1,0 +1,82 @@
+"""From a caller's prompt and options to an EngineRequest: every check that needs no engine state."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import msgspec
+
+from inferx.engine.bad_words import encode_bad_words
+from inferx.engine.protocol import EngineRequest
+from inferx.errors import InvalidRequestError
+from inferx.sampling_params import SamplingParams
+
+
+class TokenizerLike(Protocol):
+    """The part of ``loader.tokenizer.Tokenizer`` that validation needs."""
+
+    eos_token_ids: tuple[int, ...]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class InputProcessor:
+    """Validates and completes requests for one model.
+
+    vocab_size: width of the logits.  max_model_len: prompt plus output, in tokens.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerLike, *, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = sorted(set(eos_token_ids) | set(tokenizer.eos_token_ids))
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> EngineRequest:
+        """Raise InvalidRequestError naming the field, or return the request for the engine."""
+        self.check_prompt(prompt_token_ids)
+        params.validate(self.vocab_size)
+        params = msgspec.structs.replace(params, eos_token_ids=self.eos_token_ids)
+        if params.bad_words:
+            params.bad_words_token_ids = encode_bad_words(params.bad_words, self.tokenizer)
+        room = self.max_model_len - len(prompt_token_ids)
+        if params.max_tokens is None or params.max_tokens > room:
+            params.max_tokens = room
+            params.min_tokens = min(params.min_tokens, room)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=params,
+            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def check_prompt(self, prompt_token_ids: list[int]) -> None:
+        """The prompt has tokens, all in the vocabulary, and leaves room for one more."""
+        if not prompt_token_ids:
+            raise InvalidRequestError("prompt must have at least one token, got none", "prompt")
+        if len(prompt_token_ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"prompt has {len(prompt_token_ids)} tokens; the context of {self.max_model_len} tokens "
+                "must hold the prompt and at least one generated token",
+                "prompt",
+            )
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequestError(
+                f"prompt token ids must be from 0 to {self.vocab_size - 1}, got {bad}", "prompt"
+            )

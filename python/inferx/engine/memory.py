@@ -1,0 +1,177 @@
+"""How the machine's memory is divided, decided before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferx.engine.args import EngineArgs
+from inferx.errors import InvalidRequestError, MemoryBudgetError
+from inferx.loader.config import ModelConfig
+
+GIB = 1 << 30
+# Default ceiling of the KV pool.  Pages are only taken when first written, but a pool that the
+# machine could not hold when full would end in the kernel's OOM killer.
+DEFAULT_KV_CEILING = 4 * GIB
+# Left for Python, torch and the allocator.
+RESERVE = 256 << 20
+KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by use, and the KV pool's size in blocks."""
+
+    available: int
+    weights: int
+    activations: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+
+    @property
+    def kv_cache(self) -> int:
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.kv_cache
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value of each line of the table."""
+        full = self.kv_tokens // self.max_model_len
+        return [
+            ("memory available", _size(self.available)),
+            ("weights", _size(self.weights)),
+            ("activations and logits, at most", _size(self.activations)),
+            ("KV cache per token", _size(self.kv_bytes_per_token)),
+            (
+                "KV cache",
+                f"{_size(self.kv_cache)} = {self.num_blocks} blocks of {self.block_size} tokens "
+                f"({self.kv_tokens:,} tokens)",
+            ),
+            (
+                "largest batch",
+                f"{self.max_num_seqs} requests; {full} at the full {self.max_model_len:,} tokens, "
+                f"or {self.kv_tokens // self.max_num_seqs:,} tokens each",
+            ),
+            ("total", _size(self.total)),
+        ]
+
+    def table(self) -> str:
+        """The plan as text, two aligned columns."""
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+
+
+def plan_memory(
+    config: ModelConfig,
+    args: EngineArgs,
+    *,
+    weight_bytes: int,
+    max_model_len: int,
+    available: int | None = None,
+) -> MemoryPlan:
+    """Choose the number of KV blocks; MemoryBudgetError (with the table) when it does not fit.
+
+    weight_bytes: bytes of the weights once loaded.  available: bytes that may be used, default what the
+    machine and its cgroup have left.
+    """
+    available = available_memory() if available is None else available
+    kv_dtype = "float32" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    per_token = (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * config.head_dim
+        * KV_ITEM_BYTES[kv_dtype]
+    )
+    activations = _activation_bytes(config, args)
+    block_bytes = per_token * args.block_size
+    free = available - weight_bytes - activations - RESERVE
+    if args.num_blocks is not None:
+        num_blocks = args.num_blocks
+    elif args.kv_cache_memory_bytes is not None:
+        num_blocks = args.kv_cache_memory_bytes // block_bytes
+    else:
+        blocks_per_request = -(-max_model_len // args.block_size)
+        useful = args.max_num_seqs * blocks_per_request
+        num_blocks = min(useful, min(DEFAULT_KV_CEILING, max(free, 0) * 9 // 10) // block_bytes)
+    plan = MemoryPlan(
+        available=available,
+        weights=weight_bytes,
+        activations=activations,
+        kv_bytes_per_token=per_token,
+        block_size=args.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+    )
+    if num_blocks < 1 or plan.total + RESERVE > available:
+        raise MemoryBudgetError(
+            f"the model and its KV cache do not fit into the memory that is left:\n{plan.table()}\n"
+            "lower max_model_len, num_blocks or kv_cache_memory_bytes, use kv_cache_dtype float16, "
+            "or take a smaller model"
+        )
+    return plan
+
+
+def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:
+    """The context limit: what the user asked for, at most what the model was made for."""
+    limit = config.max_position_embeddings
+    if requested is None:
+        return limit
+    if requested > limit:
+        raise InvalidRequestError(
+            f"max_model_len must be at most the model's {limit} positions, got {requested}", "max_model_len"
+        )
+    return requested
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping: the smaller of the machine's and the cgroup's remainder."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            machine = int(line.split()[1]) * 1024
+            break
+    else:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, _cgroup_remainder())
+
+
+def _cgroup_remainder() -> int:
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        if limit == "max":
+            return 1 << 62
+        return max(0, int(limit) - int((root / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def _activation_bytes(config: ModelConfig, args: EngineArgs) -> int:
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    per_token = 4 * (
+        4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
+    )
+    # Raw logits, log-probabilities and the sampler's working copy.
+    logits = 3 * 4 * args.max_num_seqs * config.vocab_size
+    return args.max_num_batched_tokens * per_token + logits
+
+
+def _size(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
