@@ -1,0 +1,15 @@
+// The families of ops.  bind_<family> stands in csrc/bindings/<family>.cpp and is called by module.cpp.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace inferx {
+
+void bind_info(pybind11::module_& m);
+void bind_norm(pybind11::module_& m);
+void bind_activation(pybind11::module_& m);
+void bind_rotary(pybind11::module_& m);
+void bind_copy_blocks(pybind11::module_& m);
+void bind_linear(pybind11::module_& m);     // pack_weight, linear, embedding
+void bind_attention(pybind11::module_& m);  // paged_attention, reshape_and_cache_flash
+
+}  // namespace inferx

@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+namespace inferx {
+
+void bind_copy_blocks(pybind11::module_&) {}
+
+}  // namespace inferx

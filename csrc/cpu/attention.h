@@ -1,0 +1,67 @@
+// Paged attention on the CPU: what the binding fills in, and the pieces that the planner hands to the
+// kernels.
+//
+// Keys are reduced in tiles of kAttentionTile and splits of kAttentionSplit keys, both counted from position
+// 0 of the request.  A split's partial result depends only on the query row and on the keys of that split,
+// and partials are folded in order, so that a row's bits do not depend on how the work was cut up.
+#pragma once
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace inferx::cpu {
+
+// Keys per softmax step.  64 keeps a tile of K and V (64 KiB each at most) in the second-level cache while
+// the accumulators are rescaled only once per 64 keys.
+constexpr int kAttentionTile = 64;
+// Keys per partial result: short enough to spread one 8 k context over many cores, long enough that writing
+// and folding partials (2 x head_dim floats) is below 1 % of reading the keys.
+constexpr int kAttentionSplit = 512;
+// Query rows (query positions x heads of one KV head) that share each K and V tile.  The packing of a tile
+// costs about as much as 6 rows' worth of multiplies.
+constexpr int kAttentionRows = 96;
+constexpr int kAttentionMaxHeadDim = 256;
+
+struct AttentionParams {
+  const float* query;  // [T, num_heads, head_dim]
+  int64_t query_stride_token, query_stride_head;
+  const void* key_cache;  // [num_blocks, block_size, num_kv_heads, head_dim]
+  int64_t key_stride_block, key_stride_slot, key_stride_head;
+  const void* value_cache;
+  int64_t value_stride_block, value_stride_slot, value_stride_head;
+  DType cache_dtype;
+  const int32_t* block_tables;  // [batch, max_blocks]
+  int64_t block_tables_stride;
+  const int32_t* cu_seqlens_q;  // [batch + 1]
+  const int32_t* seq_lens;      // [batch]
+  int64_t batch, num_heads, num_kv_heads, head_dim, block_size;
+  float scale, softcap;  // softcap 0: none
+  int64_t window;        // 0: none
+  const float* sinks;    // [num_heads] or null
+  float* out;            // [T, num_heads, head_dim]
+  int64_t out_stride_token, out_stride_head;
+  float* lse;  // [T, num_heads] or null
+  int64_t lse_stride_token, lse_stride_head;
+};
+
+// Queries [first_query, first_query + num_queries) of one request with the heads of one KV head, over keys of
+// the splits [first_split, end_split).  With `partial` null the item writes `out`; otherwise each split's
+// state goes to partial[(split - first_split) * rows * attention_partial_floats(head_dim)].
+struct AttentionItem {
+  int64_t request, kv_head, first_query, num_queries, first_split, end_split;
+  float* partial;
+};
+
+// Accumulator rows are padded to the widest vector.
+constexpr int64_t attention_padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+// One row of a partial result: the accumulator, then maximum and sum (padded to keep rows aligned).
+constexpr int64_t attention_partial_floats(int64_t head_dim) { return attention_padded_dim(head_dim) + 16; }
+// What one thread needs, in floats, for items of at most `rows` rows.
+constexpr int64_t attention_scratch_floats(int64_t head_dim, int64_t rows) {
+  int64_t padded = attention_padded_dim(head_dim), padded_rows = (rows + 15) / 16 * 16 + 16;
+  return padded_rows * (3 * padded + kAttentionTile + 16) + 2 * kAttentionTile * padded + 1024;
+}
+
+void paged_attention(const AttentionParams& params);
+
+}  // namespace inferx::cpu

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Rebuilds what changed under csrc/ and puts the module into the editable install of .venv (or of $PYTHON).
+# One build at a time; the new module replaces the old in one step, so running processes keep theirs.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+build=${BUILD_DIR:-build/dev}
+exec 9>"$build/.lock"
+flock 9
+cmake=$(dirname "$python")/cmake
+[ -x "$cmake" ] || cmake=cmake
+"$cmake" --build "$build" "$@"
+target=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/inferx
+for module in "$build"/_C.*.so; do
+  cp "$module" "$target/.$(basename "$module").new"
+  mv "$target/.$(basename "$module").new" "$target/$(basename "$module")"
+done
