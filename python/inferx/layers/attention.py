@@ -1,0 +1,93 @@
+"""Causal self-attention over the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inferx import ops
+from inferx.layers.linear import Linear, MergedLinear
+from inferx.layers.norm import RMSNorm
+from inferx.layers.rotary import RotaryRows
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where the tokens of a step lie.  Tokens of all requests are flat, in order.
+
+    block_tables: int32 [batch, max_blocks].  cu_seqlens_q: int32 [batch + 1], first token of each request.
+    seq_lens: int32 [batch], tokens in the cache after this step.  slot_mapping: int64 [T], block * block_size +
+    offset that token t is written to, -1 to skip.
+    """
+
+    block_tables: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class AttentionBuffers:
+    """Scratch of one step, shared by all layers (they run one after another)."""
+
+    __slots__ = ("key", "output", "output_rows", "qkv", "query", "value")
+
+    def __init__(self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        q, kv = num_heads * head_dim, num_kv_heads * head_dim
+        self.qkv = torch.empty(num_tokens, q + 2 * kv)
+        query, key, value = self.qkv.split([q, kv, kv], dim=1)
+        self.query = query.unflatten(1, (num_heads, head_dim))
+        self.key = key.unflatten(1, (num_kv_heads, head_dim))
+        self.value = value.unflatten(1, (num_kv_heads, head_dim))
+        self.output = torch.empty(num_tokens, num_heads, head_dim)
+        self.output_rows = self.output.view(num_tokens, q)
+
+
+@dataclass
+class Attention:
+    """Grouped-query attention with rotary embedding, optional query/key norms, window and logit soft cap.
+
+    window: keys each query sees, itself included; 0 = all.  softcap: 0 = none.
+    """
+
+    qkv: Linear | MergedLinear
+    output: Linear
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotary: RotaryRows,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        meta: AttentionMetadata,
+        buffers: AttentionBuffers,
+        out: torch.Tensor,
+    ) -> None:
+        """x: float32 [T, hidden] -> out, the same shape (may be x itself)."""
+        query, key = buffers.query, buffers.key
+        self.qkv(x, buffers.qkv)
+        if self.query_norm is not None:
+            self.query_norm(query, out=query)
+        if self.key_norm is not None:
+            self.key_norm(key, out=key)
+        ops.rotary_embedding(rotary.index, query, key, self.head_dim, rotary.table)
+        key_cache, value_cache = kv_cache
+        ops.reshape_and_cache_flash(key, buffers.value, key_cache, value_cache, meta.slot_mapping)
+        ops.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            meta.block_tables,
+            meta.cu_seqlens_q,
+            meta.seq_lens,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            out=buffers.output,
+        )
+        self.output(buffers.output_rows, out)

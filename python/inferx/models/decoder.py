@@ -1,0 +1,230 @@
+"""The pre-norm decoder that all families share, and the interface that the engine drives.
+
+    h = embed(ids)
+    each layer:  h += attention(norm(h));  h += mlp(norm(h))
+    logits = head(norm(h))
+
+A family overrides what differs: which tensors make up a layer, and what its configuration implies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from inferx import ops
+from inferx.layers.attention import Attention, AttentionBuffers, AttentionMetadata
+from inferx.layers.linear import AnyLinear
+from inferx.layers.mlp import GATED_ACTIVATIONS, MLP, MLPBuffers
+from inferx.layers.norm import RMSNorm
+from inferx.layers.rotary import RotaryEmbedding, RotaryRows, rotary_dim
+from inferx.loader.config import ModelConfig
+from inferx.models.validation import validate_config
+from inferx.models.weights import WeightPlan
+
+KVCache = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class DecoderLayer:
+    """One layer.  The ``*_output_norm`` are Gemma's norms on a branch before it joins the residual stream."""
+
+    attention_norm: RMSNorm
+    attention: Attention
+    mlp_norm: RMSNorm
+    mlp: MLP
+    attention_output_norm: RMSNorm | None = None
+    mlp_output_norm: RMSNorm | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        attention_buffers: AttentionBuffers,
+        mlp_buffers: MLPBuffers,
+    ) -> None:
+        """In place: residual += x (what the layer before produced), then x = this layer's MLP output."""
+        self.attention_norm.add(x, residual)
+        self.attention(x, rotary, kv_cache, meta, attention_buffers, out=x)
+        if self.attention_output_norm is not None:
+            self.attention_output_norm(x, out=x)
+        self.mlp_norm.add(x, residual)
+        self.mlp(x, mlp_buffers, out=x)
+        if self.mlp_output_norm is not None:
+            self.mlp_output_norm(x, out=x)
+
+
+class Decoder:
+    """A decoder-only language model; subclasses are the families.
+
+    Not safe for two threads at once (rotary tables grow).  ``config`` is the family's completed configuration.
+    """
+
+    # Canonical name, the names in config.json's "architectures", and general.architecture of GGUF files.
+    architecture: ClassVar[str]
+    hf_architectures: ClassVar[tuple[str, ...]]
+    gguf_architectures: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: ModelConfig, weights: WeightPlan) -> None:
+        """Declares every weight; they are there after ``weights.load()``."""
+        self.config = config = self.complete(config)
+        validate_config(config, str(weights.source))
+        self._plan = weights
+        self._embedding = weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.layers = [self.build_layer(weights, index) for index in range(config.num_hidden_layers)]
+        self.norm = self.build_norm(weights, "model.norm")
+        if config.tie_word_embeddings:
+            weights.ignore("lm_head.weight")
+            self._head = self._embedding
+        else:
+            self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._rotary = self._build_rotary(weights)
+
+    @classmethod
+    def complete(cls, config: ModelConfig) -> ModelConfig:
+        """What the family implies and files may leave out."""
+        return config
+
+    # -- Building ------------------------------------------------------------------------------------------
+
+    def build_layer(self, weights: WeightPlan, index: int) -> DecoderLayer:
+        prefix = f"model.layers.{index}"
+        return DecoderLayer(
+            attention_norm=self.build_norm(weights, f"{prefix}.input_layernorm"),
+            attention=self.build_attention(weights, f"{prefix}.self_attn", index),
+            mlp_norm=self.build_norm(weights, f"{prefix}.post_attention_layernorm"),
+            mlp=self.build_mlp(weights, f"{prefix}.mlp"),
+        )
+
+    def build_norm(self, weights: WeightPlan, prefix: str, size: int | None = None) -> RMSNorm:
+        config = self.config
+        size = config.hidden_size if size is None else size
+        return weights.norm(f"{prefix}.weight", size, config.rms_norm_eps, config.norm_weight_offset)
+
+    def build_attention(self, weights: WeightPlan, prefix: str, index: int) -> Attention:
+        config = self.config
+        scalar = config.query_pre_attn_scalar or config.head_dim
+        query_size = config.num_attention_heads * config.head_dim
+        query_norm = key_norm = None
+        if config.qk_norm:
+            query_norm = self.build_norm(weights, f"{prefix}.q_norm", config.head_dim)
+            key_norm = self.build_norm(weights, f"{prefix}.k_norm", config.head_dim)
+        return Attention(
+            qkv=self.build_qkv(weights, prefix),
+            output=weights.single(
+                f"{prefix}.o_proj", config.hidden_size, query_size, bias=config.attention_out_bias
+            ),
+            head_dim=config.head_dim,
+            scale=scalar**-0.5,
+            window=config.window_of(index) or 0,
+            softcap=config.attn_logit_softcapping or 0.0,
+            query_norm=query_norm,
+            key_norm=key_norm,
+        )
+
+    def build_qkv(self, weights: WeightPlan, prefix: str) -> AnyLinear:
+        config = self.config
+        names = [f"{prefix}.{name}_proj" for name in "qkv"]
+        heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        sizes = [count * config.head_dim for count in heads]
+        return weights.linear(names, sizes, config.hidden_size, bias=config.attention_bias)
+
+    def build_gate_up(self, weights: WeightPlan, prefix: str) -> AnyLinear:
+        config = self.config
+        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        return weights.linear(names, [config.intermediate_size] * 2, config.hidden_size, bias=config.mlp_bias)
+
+    def build_mlp(self, weights: WeightPlan, prefix: str) -> MLP:
+        config = self.config
+        return MLP(
+            gate_up=self.build_gate_up(weights, prefix),
+            down=weights.single(
+                f"{prefix}.down_proj", config.hidden_size, config.intermediate_size, bias=config.mlp_bias
+            ),
+            activation=GATED_ACTIVATIONS[config.hidden_act],
+        )
+
+    def _build_rotary(self, weights: WeightPlan) -> list[RotaryEmbedding]:
+        """One for each layer; layers with the same parameters share it."""
+        config = self.config
+        factors = weights.optional_vector("rope_freqs.weight", rotary_dim(config.rope, config.head_dim) // 2)
+        shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, factors)
+        if config.rope_local is None:
+            return [shared] * config.num_hidden_layers
+        local = RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
+        return [local if config.window_of(i) else shared for i in range(config.num_hidden_layers)]
+
+    # -- Running -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rope_lens: torch.Tensor | None,
+        kv: list[KVCache],
+        attn: AttentionMetadata,
+    ) -> torch.Tensor:
+        """One step over the flat tokens of all requests.
+
+        input_ids, positions, rope_lens: int64 [T].  rope_lens: the sequence length that dynamic and longrope
+        frequencies are taken for (a prompt token's is the prompt's length, an output token's its position + 1);
+        other types ignore it.  kv: (key_cache, value_cache) of each layer, written at attn.slot_mapping.
+        Returns the normalised hidden states, float32 [T, hidden_size].
+        """
+        config = self.config
+        if len(kv) != config.num_hidden_layers:
+            raise ValueError(f"kv: expected {config.num_hidden_layers} pairs of caches, got {len(kv)}")
+        num_tokens = input_ids.shape[0]
+        x = ops.embedding(input_ids, self._embedding.weight)
+        if config.embedding_scale is not None:
+            x.mul_(config.embedding_scale)
+        # Layers add their input to the stream first, so the embedding enters an empty stream: e + 0 = e.
+        residual = torch.zeros_like(x)
+        rows = {rotary: rotary.rows(positions, rope_lens) for rotary in dict.fromkeys(self._rotary)}
+        attention_buffers = AttentionBuffers(
+            num_tokens, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )
+        mlp_buffers = MLPBuffers(num_tokens, config.intermediate_size)
+        for layer, rotary, cache in zip(self.layers, self._rotary, kv, strict=True):
+            layer(x, residual, rows[rotary], cache, attn, attention_buffers, mlp_buffers)
+        self.norm.add(x, residual)
+        return x
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: float32 [R, hidden_size], the rows that need logits -> float32 [R, vocab_size]."""
+        logits = ops.linear(hidden, self._head.weight)
+        cap = self.config.final_logit_softcapping
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    # -- Sizes ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_kv_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory; a tied table counts once."""
+        return self._plan.weight_bytes
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
+        """Shape of each layer's key cache and value cache."""
+        return (num_blocks, block_size, self.config.num_key_value_heads, self.config.head_dim)
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of keys and values of one token in all layers, for a cache of ``dtype``."""
+        config = self.config
+        return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+    def prefix_cache_key(self, prompt_len: int) -> str | None:
+        """Blocks may be shared only between requests of equal key (keys can depend on the prompt's length)."""
+        keys = [rotary.prefix_cache_key(prompt_len) for rotary in dict.fromkeys(self._rotary)]
+        named = [key for key in keys if key is not None]
+        return "|".join(named) if named else None

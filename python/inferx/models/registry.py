@@ -1,0 +1,44 @@
+"""Which class runs which architecture, by every name that files use for it."""
+
+from __future__ import annotations
+
+from inferx.errors import LoadError
+from inferx.loader.checkpoint import Checkpoint
+from inferx.models.decoder import Decoder
+from inferx.models.gemma3 import Gemma3
+from inferx.models.llama import Llama
+from inferx.models.mistral import Mistral
+from inferx.models.phi3 import Phi3
+from inferx.models.qwen2 import Qwen2
+from inferx.models.qwen3 import Qwen3
+from inferx.models.weights import Progress, WeightPlan
+
+FAMILIES: tuple[type[Decoder], ...] = (Llama, Mistral, Qwen2, Qwen3, Gemma3, Phi3)
+_BY_NAME = {
+    name: family
+    for family in FAMILIES
+    for name in (family.architecture, *family.hf_architectures, *family.gguf_architectures)
+}
+
+
+def model_class(architecture: str) -> type[Decoder]:
+    """The class for a canonical, Hugging Face or GGUF architecture name.  LoadError for others."""
+    family = _BY_NAME.get(architecture)
+    if family is None:
+        known = ", ".join(family.architecture for family in FAMILIES)
+        raise LoadError(f"architecture {architecture!r} is not supported; supported: {known}")
+    return family
+
+
+def build_model(checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> Decoder:
+    """The model of a checkpoint with its weights packed in memory.
+
+    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16", "float16" convert matrices that are not
+    quantised.  Activations are float32 on the CPU either way.
+    progress: called with the bytes read so far (of ``checkpoint.weight_bytes``, less what is not needed).
+    Raises LoadError naming the file and tensor when something is missing, wrongly shaped, unknown or overflows.
+    """
+    weights = WeightPlan(checkpoint, dtype, progress)
+    model = model_class(checkpoint.config.architecture)(checkpoint.config, weights)
+    weights.load()
+    return model

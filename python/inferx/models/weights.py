@@ -1,0 +1,199 @@
+"""From a checkpoint to packed weights: declare what the model needs, check it all, then read it once.
+
+A model asks a ``WeightPlan`` for its layers.  Each request is checked against the checkpoint's index at once (a
+missing or wrongly shaped tensor ends the load before anything is read), and ``load`` then streams one tensor at a
+time into the layers, so the peak is the packed weights plus the tensors of one layer object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+
+from inferx import ops
+from inferx.errors import LoadError
+from inferx.layers.linear import AnyLinear, Linear, MergedLinear
+from inferx.layers.norm import RMSNorm
+from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
+from inferx.ops import PackedWeight
+
+Progress = Callable[[int], None]
+
+DTYPES = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16)}
+# Tensors that carry nothing the model does not derive itself.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+MAX_NAMES_IN_MESSAGE = 5
+
+
+class PackedMatrix:
+    """A weight that more than one layer may use (an embedding table tied to the output head)."""
+
+    __slots__ = ("weight",)
+
+    weight: PackedWeight
+
+
+class WeightPlan:
+    """What one model reads from one checkpoint.
+
+    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16" and "float16" convert matrices that are
+    not quantised.  Norm weights and biases are float32 always.
+    progress: called with the bytes read so far (as stored) after each tensor.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> None:
+        if dtype != "auto" and dtype not in DTYPES:
+            raise LoadError(f"dtype: expected auto, {', '.join(DTYPES)}, got {dtype!r}")
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._progress = progress
+        self._steps: list[Callable[[], None]] = []
+        self._declared: set[str] = set()
+        self._bytes_read = 0
+        self.source = checkpoint.path
+        self.weight_bytes = 0  # of the packed weights, complete after load()
+
+    def linear(
+        self, names: str | Sequence[str], sizes: int | Sequence[int], in_features: int, *, bias: bool = False
+    ) -> AnyLinear:
+        """The layer of ``NAME.weight`` [size, in_features] (and ``NAME.bias``) for each name, rows in order."""
+        names = [names] if isinstance(names, str) else list(names)
+        sizes = [sizes] if isinstance(sizes, int) else list(sizes)
+        infos = [
+            self._declare(f"{name}.weight", (size, in_features)) for name, size in zip(names, sizes, strict=True)
+        ]
+        if bias:
+            for name, size in zip(names, sizes, strict=True):
+                self._declare(f"{name}.bias", (size,))
+        groups = [list(group) for _, group in groupby(range(len(names)), key=lambda i: self._target(infos[i]))]
+        if len(groups) == 1:
+            layer = Linear()
+            self._add_fill(layer, names, bias)
+            return layer
+        merged = MergedLinear([sum(sizes[i] for i in group) for group in groups])
+        for piece, group in zip(merged.pieces, groups, strict=True):
+            self._add_fill(piece, [names[i] for i in group], bias)
+        return merged
+
+    def single(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+        """``linear`` for one name."""
+        layer = self.linear(name, out_features, in_features, bias=bias)
+        assert isinstance(layer, Linear)
+        return layer
+
+    def matrix(self, name: str, rows: int, columns: int) -> PackedMatrix:
+        """``name`` [rows, columns], packed."""
+        self._declare(name, (rows, columns))
+        target = PackedMatrix()
+
+        def fill() -> None:
+            target.weight = self._pack([name])
+
+        self._steps.append(fill)
+        return target
+
+    def norm(self, name: str, size: int, eps: float, offset: float = 0.0) -> RMSNorm:
+        """The RMSNorm that multiplies by ``offset + name`` [size]."""
+        self._declare(name, (size,))
+        norm = RMSNorm(eps)
+
+        def fill() -> None:
+            norm.weight = self._vector(name)
+            if offset:
+                norm.weight += offset
+
+        self._steps.append(fill)
+        return norm
+
+    def optional_vector(self, name: str, size: int) -> torch.Tensor | None:
+        """``name`` [size] as float32, read at once, or None where the checkpoint has none."""
+        if name not in self._checkpoint.tensors:
+            return None
+        self._declare(name, (size,))
+        return self._vector(name)
+
+    def ignore(self, name: str) -> None:
+        """The tensor may be there and is not needed."""
+        self._declared.add(name)
+
+    def load(self) -> None:
+        """Read everything declared.  LoadError when the checkpoint holds tensors that nobody declared."""
+        unknown = [
+            name
+            for name in self._checkpoint.tensors
+            if name not in self._declared and not name.endswith(IGNORED_SUFFIXES)
+        ]
+        if unknown:
+            shown = ", ".join(sorted(unknown)[:MAX_NAMES_IN_MESSAGE])
+            more = f" and {len(unknown) - MAX_NAMES_IN_MESSAGE} more" if len(unknown) > MAX_NAMES_IN_MESSAGE else ""
+            raise LoadError(
+                f"{self._checkpoint.path}: {len(unknown)} tensors that a model of this configuration does not have: "
+                f"{shown}{more}"
+            )
+        steps, self._steps = self._steps, []
+        for step in steps:
+            step()
+
+    def _declare(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        info = self._checkpoint.tensors.get(name)
+        if info is None:
+            raise LoadError(f"{self._checkpoint.path}: tensor {name} is missing")
+        if tuple(info.shape) != shape:
+            raise LoadError(
+                f"{info.file}: tensor {name} has shape {list(info.shape)}, the configuration implies {list(shape)}"
+            )
+        self._declared.add(name)
+        return info
+
+    def _target(self, info: TensorInfo) -> str:
+        """The type that the tensor is packed from."""
+        return info.dtype if info.quantised or self._dtype == "auto" else DTYPES[self._dtype][0]
+
+    def _add_fill(self, layer: Linear, names: list[str], bias: bool) -> None:
+        self._steps.append(lambda: self._fill(layer, names, bias))
+
+    def _fill(self, layer: Linear, names: list[str], bias: bool) -> None:
+        layer.weight = self._pack([f"{name}.weight" for name in names])
+        if bias:
+            layer.bias = torch.cat([self._vector(f"{name}.bias") for name in names])
+
+    def _pack(self, names: list[str]) -> PackedWeight:
+        raws = [self._read(name) for name in names]
+        tensors = [self._convert(raw) for raw in raws]
+        data = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        rows = sum(raw.info.shape[0] for raw in raws)
+        try:
+            packed = ops.pack_weight(data, self._target(raws[0].info), (rows, raws[0].info.shape[1]))
+        except ValueError as error:
+            raise LoadError(f"{raws[0].info.file}: tensor {', '.join(names)}: {error}") from error
+        self.weight_bytes += packed.nbytes
+        return packed
+
+    def _vector(self, name: str) -> torch.Tensor:
+        raw = self._read(name)
+        if raw.info.quantised:
+            raise LoadError(f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector")
+        vector = raw.data.to(torch.float32, copy=True)
+        self.weight_bytes += vector.nbytes
+        return vector
+
+    def _read(self, name: str) -> RawTensor:
+        raw = self._checkpoint.read(name)
+        self._bytes_read += raw.data.nbytes
+        if self._progress is not None:
+            self._progress(self._bytes_read)
+        return raw
+
+    def _convert(self, raw: RawTensor) -> torch.Tensor:
+        if self._target(raw.info) == raw.info.dtype:
+            return raw.data
+        converted = raw.data.to(DTYPES[self._dtype][1])
+        overflowed = int((raw.data.isfinite() & ~converted.isfinite()).sum())
+        if overflowed:
+            raise LoadError(
+                f"{raw.info.file}: tensor {raw.info.name}: {overflowed} of {converted.numel()} values are beyond "
+                f"{self._dtype}'s range (largest {raw.data.float().abs().max():.4g}); use dtype bfloat16 or float32"
+            )
+        return converted
