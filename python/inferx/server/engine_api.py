@@ -1,0 +1,84 @@
+"""The engine as the server sees it.
+
+``inferx.engine.async_engine.AsyncEngine`` is one; the tests use a scripted one.  Nothing else in
+``server/`` knows how tokens come about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from inferx.engine.protocol import EngineStats
+from inferx.outputs import RequestOutput
+from inferx.sampling_params import SamplingParams
+
+
+class Tokenizer(Protocol):
+    """The part of ``inferx.loader.tokenizer.Tokenizer`` that the server uses."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, id: int) -> bytes: ...
+
+    def id_to_token(self, id: int) -> str: ...
+
+    def is_special(self, id: int) -> bool: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+class AsyncEngine(Protocol):
+    """Runs requests.  ``generate`` yields deltas; leaving its iterator early aborts the request."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def generation_config(self) -> dict[str, Any]: ...
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+    def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """InvalidRequestError, RequestFailedError or EngineDeadError, at any item."""
+        ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    def is_healthy(self) -> tuple[bool, str]: ...
+
+    def stats(self) -> EngineStats: ...

@@ -1,0 +1,105 @@
+"""Errors over HTTP, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferx.errors import EngineDeadError, InvalidRequestError, RequestFailedError
+
+logger = logging.getLogger("inferx.server")
+
+
+class ApiError(Exception):
+    """An answer other than success.  ``param`` names the request's field, ``code`` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.close = close  # the rest of the request is unread: the connection cannot be reused
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": printable(self.message),
+                "type": self.type,
+                "param": None if self.param is None else printable(self.param),
+                "code": self.code,
+            }
+        }
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def printable(text: str) -> str:
+    """The text as it can be encoded: a caller's lone surrogates must not break the error that quotes them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def shorten(value: object, limit: int = 64) -> str:
+    """A caller's value for use in a message: quoted, escaped, and short whatever its size."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}... ({len(value)} characters)"
+    if isinstance(value, (list, tuple, dict)):
+        return f"{type(value).__name__} of {len(value)} entries" if len(value) else repr(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What the client is told about an exception; anything unforeseen is logged and becomes a 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return bad_request(str(error), error.param)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead")
+    if isinstance(error, RequestFailedError):
+        return ApiError(500, str(error), type="internal_server_error", code="request_failed")
+    if isinstance(error, HTTPException):
+        return _routing_error(error)
+    logger.error("unexpected error while serving a request", exc_info=error)
+    return ApiError(500, "the server failed to process the request", type="internal_server_error")
+
+
+def _routing_error(error: HTTPException) -> ApiError:
+    if error.status_code == 404:
+        return ApiError(404, "no such endpoint", code="not_found")
+    if error.status_code == 405:
+        return ApiError(405, "this endpoint does not take that method", code="method_not_allowed")
+    return ApiError(error.status_code, str(error.detail))
+
+
+def error_response(error: BaseException) -> Response:
+    api_error = as_api_error(error)
+    headers = {"connection": "close"} if api_error.close else None
+    return Response(
+        msgspec.json.encode(api_error.body()), api_error.status, headers, media_type="application/json"
+    )
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Exception handler of the application, for every type."""
+    return error_response(error)

@@ -1,0 +1,113 @@
+"""Chat messages as the template wants them: plain dicts, content a string."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inferx.server.errors import ApiError, bad_request, shorten
+from inferx.server.protocol import ChatCompletionRequest, Message, TemplateFields
+
+MAX_TEMPLATE_KWARGS = 32
+MAX_TEMPLATE_KWARG_CHARS = 4096
+# What rendering itself passes to the template.
+RESERVED_KWARGS = frozenset(
+    ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token")
+)
+
+
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
+    """Plain messages for the chat template; ApiError naming the part that is not supported."""
+    return [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _plain(message: Message, where: str) -> dict[str, Any]:
+    # OpenAI's newer name for the same thing; most templates know only the older one.
+    role = "system" if message.role == "developer" else message.role
+    content = _text(message.content, f"{where}.content")
+    if content is None and not message.tool_calls:
+        raise bad_request(f"{where}.content: required for role {role!r}", f"{where}.content")
+    plain: dict[str, Any] = {"role": role, "content": "" if content is None else content}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    return plain
+
+
+def _text(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where}: must be a string or a list of parts, got {shorten(content)}", where)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise bad_request(
+                f"{where}[{i}]: only content parts of type 'text' are supported, got {shorten(kind)}",
+                f"{where}[{i}].type",
+            )
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise bad_request(
+                f"{where}[{i}].text: must be a string, got {shorten(text)}", f"{where}[{i}].text"
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{where}.function: must be an object with a name", f"{where}.function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        # OpenAI carries a JSON text; templates print the object.
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        where = f"{where}.function.arguments"
+        raise bad_request(f"{where}: must be a JSON object", where)
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def template_kwargs(request: TemplateFields) -> dict[str, Any]:
+    """The caller's extra template variables, scalars only, none that rendering sets itself."""
+    kwargs = request.chat_template_kwargs or {}
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise _kwargs_error(f"takes at most {MAX_TEMPLATE_KWARGS} entries, got {len(kwargs)}")
+    for name, value in kwargs.items():
+        if not name.isidentifier() or name.startswith("_") or name in RESERVED_KWARGS:
+            raise _kwargs_error(f"cannot set {shorten(name)}")
+        scalar = value is None or isinstance(value, (bool, int, float, str))
+        if not scalar or len(str(value)) > MAX_TEMPLATE_KWARG_CHARS:
+            raise _kwargs_error(f"values must be short scalars, got {shorten(value)} for {name}")
+    return kwargs
+
+
+def _kwargs_error(message: str) -> ApiError:
+    return bad_request(f"chat_template_kwargs {message}", "chat_template_kwargs")
+
+
+def active_tools(request: ChatCompletionRequest) -> list[dict[str, Any]] | None:
+    """The tools the template gets to see.  Calls are not parsed yet, so none can be demanded."""
+    for name in ("functions", "function_call"):
+        if getattr(request, name) is not None:
+            raise bad_request(f"{name} is not supported; use tools", name)
+    choice = request.tool_choice
+    if choice not in (None, "none", "auto"):
+        raise bad_request(
+            f"tool_choice must be 'none' or 'auto', got {shorten(choice)}; "
+            "forced calls are not supported yet",
+            "tool_choice",
+        )
+    if choice == "auto" and not request.tools:
+        raise bad_request("tool_choice 'auto' needs tools", "tool_choice")
+    return None if choice == "none" else request.tools or None

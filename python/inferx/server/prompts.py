@@ -1,0 +1,79 @@
+"""The prompts of a completion request, and whether they fit the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferx.server.errors import ApiError, bad_request, shorten
+
+MAX_PROMPTS = 2048
+
+
+def split_prompts(prompt: Any) -> list[str | list[int]]:
+    """One entry per prompt: OpenAI allows a string, a list of strings, token ids, or lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise _malformed(prompt)
+    if set(map(type, prompt)) == {int}:
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    for i, item in enumerate(prompt):
+        ids = isinstance(item, list) and set(map(type, item)) == {int}  # one C loop; bool is not int
+        if not ids and not isinstance(item, str):
+            raise _malformed(item, f"prompt[{i}]")
+    return prompt
+
+
+def _malformed(value: Any, where: str = "prompt") -> ApiError:
+    given = "nothing" if value is None else shorten(value)
+    return bad_request(
+        f"{where}: must be a string, a list of strings, a list of token ids or a list of such lists, "
+        f"and not empty; got {given}",
+        "prompt",
+    )
+
+
+def check_token_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
+    """400 unless every id is in the vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
+        raise bad_request(f"{param}: token ids must be from 0 to {vocab_size - 1}, got {shorten(bad)}", param)
+
+
+def room_for_output(
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    max_model_len: int,
+    *,
+    default: int | None = None,
+    prompt_param: str = "prompt",
+    max_tokens_param: str = "max_tokens",
+) -> int:
+    """How many tokens may be generated.
+
+    max_tokens: what the caller asked for, which must fit; else ``default``, cut to what fits; else all
+    that fits.  The errors carry the true numbers, since callers shorten their prompts by them.
+    """
+    room = max_model_len - num_prompt_tokens
+    if num_prompt_tokens == 0:
+        raise bad_request(f"{prompt_param}: must have at least one token, got none", prompt_param)
+    if room < 1:
+        raise bad_request(
+            f"the maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens} "
+            "tokens, and at least 1 must be left for the output",
+            prompt_param,
+            "context_length_exceeded",
+        )
+    if max_tokens is None:
+        return room if default is None else min(default, room)
+    if max_tokens > room:
+        raise bad_request(
+            f"the maximum context length is {max_model_len} tokens, but "
+            f"{shorten(num_prompt_tokens + max_tokens)} were asked for: {num_prompt_tokens} in the prompt and "
+            f"{shorten(max_tokens)} as {max_tokens_param}",
+            max_tokens_param,
+            "context_length_exceeded",
+        )
+    return max_tokens

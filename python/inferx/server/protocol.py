@@ -1,0 +1,220 @@
+"""Request bodies.  Fields follow OpenAI's API and, beyond it, vLLM's.
+
+Unknown fields are ignored: SDKs and proxies add them freely.  Types are strict ("5" is not a number), and
+``null`` means "not given" everywhere, as OpenAI has it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.types import FailFast
+from pydantic_core import from_json
+
+from inferx.server.errors import ApiError, bad_request, shorten
+
+MAX_STOP_TOKEN_IDS = 1024
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 256
+MAX_ID_LIST = 1 << 20
+
+StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()]
+TokenIds = Annotated[list[int], Field(max_length=MAX_ID_LIST), FailFast()]
+Strings = Annotated[list[str], Field(max_length=4096), FailFast()]
+
+
+class RequestModel(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(RequestModel):
+    """What both generating endpoints share."""
+
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Strings | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    return_token_ids: bool | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_string(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_constraints(cls, data: Any) -> Any:
+        # Ignoring one of these would answer 200 with text that breaks a promise.
+        if isinstance(data, dict):
+            for name in CONSTRAINT_FIELDS:
+                if data.get(name) is not None:
+                    raise bad_request(f"{name} (structured output) is not supported yet", name)
+            if data.get("use_beam_search"):
+                raise bad_request("use_beam_search is not supported", "use_beam_search")
+            response_format = data.get("response_format")
+            if response_format is not None and response_format != {"type": "text"}:
+                kind = response_format.get("type") if isinstance(response_format, dict) else response_format
+                raise bad_request(
+                    f"response_format type must be 'text', got {shorten(kind)}; "
+                    "structured output is not supported yet",
+                    "response_format",
+                )
+        return data
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_stream_options(self) -> None:
+        """ApiError for options that only make sense with (or without) streaming."""
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options needs stream=true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs is not available with stream=true", "prompt_logprobs")
+
+
+CONSTRAINT_FIELDS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+)
+
+
+class CompletionRequest(GenerationFields):
+    """``/v1/completions``."""
+
+    prompt: Any = None  # str | list[str] | list[int] | list[list[int]]; see prompts.split_prompts
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    # The role goes into the prompt as it stands, so it may not carry control tokens.
+    role: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")
+    content: Any = None  # str | list of parts | None; see messages.py
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class TemplateFields(RequestModel):
+    """What rendering a conversation needs; also the chat form of ``/tokenize``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_templates(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("chat_template") is not None:
+            raise bad_request("chat_template cannot be set per request", "chat_template")
+        return data
+
+
+class ChatCompletionRequest(GenerationFields, TemplateFields):
+    """``/v1/chat/completions``."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+
+class TokenizeRequest(RequestModel):
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(TemplateFields):
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    tokens: TokenIds
+    skip_special_tokens: bool | None = None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``; ApiError for anything else.  Nesting is bounded by the parser."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        # The parser's message names the place and holds none of the caller's bytes.
+        raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        kind = "null" if value is None else type(value).__name__
+        raise bad_request(f"the request body must be a JSON object, got {kind}", code="invalid_json")
+    return value
+
+
+def parse_request(model: type[Model], data: dict[str, Any]) -> Model:
+    """``data`` as ``model``; ApiError naming the first field that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _validation_error(error) from None
+
+
+def _validation_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ""
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    message = first["msg"]
+    if first["type"] == "missing":
+        message = "required"
+    elif not isinstance(first["input"], dict):
+        message += f", got {shorten(first['input'])}"
+    return bad_request(f"{path}: {message}" if path else message, path or None)

@@ -1,0 +1,101 @@
+"""Server-sent events, and noticing that a client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from inferx.server.errors import as_api_error
+from inferx.server.generation import OutputStream
+
+DONE = b"data: [DONE]\n\n"
+# A line that clients ignore; it keeps proxies from closing a quiet connection.
+KEEP_ALIVE = b": waiting\n\n"
+
+EventSource = Callable[[], AsyncGenerator[dict[str, Any], None]]
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has closed the connection.  The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(receive: Receive, work: Awaitable[Any]) -> Any:
+    """The result of ``work``; when the client leaves first, cancel it and raise ClientDisconnect."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect()
+    finally:
+        for pending in (task, watcher):
+            pending.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """Sends events until their source ends or the client leaves, which also ends the source.
+
+    The framework's own streaming notices a lost client only when it writes; a queued request writes
+    nothing for a while.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            chunks,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await until_disconnect(receive, self.stream_response(send))
+        except (ClientDisconnect, OSError):
+            pass
+        finally:
+            await self._chunks.aclose()
+
+
+async def respond_with_events(
+    request: Request, outputs: OutputStream, source: EventSource, grace: float, keep_alive: float
+) -> Response:
+    """An event stream, or the error that came before the first output (up to ``grace`` seconds)."""
+    try:
+        started = await until_disconnect(request.receive, outputs.wait_first(grace))
+    except BaseException:
+        await outputs.aclose()
+        raise
+    return EventStream(_chunks(outputs, source, started, keep_alive))
+
+
+async def _chunks(
+    outputs: OutputStream, source: EventSource, started: bool, keep_alive: float
+) -> AsyncGenerator[bytes, None]:
+    events = source()
+    try:
+        while not started:
+            yield KEEP_ALIVE
+            started = await outputs.wait_first(keep_alive)
+        async for data in events:
+            yield event(data)
+    except Exception as error:
+        # The status is out already: the error travels as an event, as OpenAI clients expect it.
+        yield event(as_api_error(error).body())
+    finally:
+        await events.aclose()
+        await outputs.aclose()
+    yield DONE

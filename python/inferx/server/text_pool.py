@@ -1,0 +1,102 @@
+"""Tokenising, decoding and template rendering, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from inferx.errors import InferxError
+from inferx.server.engine_api import Tokenizer
+from inferx.server.errors import ApiError, bad_request, shorten
+
+Result = TypeVar("Result")
+
+# Work on more text than this gets a queue of its own, so that short prompts never wait behind it.
+LARGE_CHARS = 64 << 10
+
+
+class TextPool:
+    """A tokenizer behind two small thread pools, with a bound on what is tokenised at all.
+
+    No text of more than ``max_model_len * longest_token_bytes`` bytes can fit the context, so a longer
+    one is refused without looking at it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.longest_token_bytes = max(
+            (
+                max(len(tokenizer.token_bytes(i)), len(tokenizer.id_to_token(i).encode("utf-8", "replace")))
+                for i in range(tokenizer.vocab_size)
+            ),
+            default=1,
+        )
+        self._small = ThreadPoolExecutor(2, thread_name_prefix="inferx-text")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="inferx-long-text")
+
+    def close(self) -> None:
+        for pool in (self._small, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
+        """``function(*args)`` in a thread; ``size`` in characters or ids decides which queue."""
+        pool = self._large if size > LARGE_CHARS else self._small
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+
+    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of ``text``; 400 naming ``param`` when it cannot fit the context."""
+        self.check_size(text, param)
+        return await self.run(len(text), self.tokenizer.encode, text, add_special_tokens)
+
+    async def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return await self.run(len(ids), self.tokenizer.decode, ids, skip_special_tokens)
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: dict[str, Any],
+    ) -> str:
+        """The conversation as the model's template writes it; 400 when the template refuses it."""
+        if not self.tokenizer.has_chat_template:
+            raise bad_request("this model has no chat template; use /v1/completions", "messages")
+        size = sum(len(m["content"]) for m in messages)
+        if size > self.max_chars:
+            raise self._too_long(size, "messages")
+
+        def apply() -> str:
+            return self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
+            )
+
+        try:
+            return await self.run(size, apply)
+        except InferxError:
+            raise
+        except Exception as error:
+            # Templates raise on conversations they do not allow, and trip over unexpected shapes.
+            message = f"the chat template refused the messages: {shorten(str(error), 200)}"
+            raise bad_request(message, "messages") from error
+
+    @property
+    def max_chars(self) -> int:
+        return self.max_model_len * self.longest_token_bytes
+
+    def check_size(self, text: str, param: str) -> None:
+        # Encoding to count bytes is cheap beside tokenising, but pointless when characters suffice.
+        size = len(text) if len(text) > self.max_chars else len(text.encode("utf-8", "replace"))
+        if size > self.max_chars:
+            raise self._too_long(size, param)
+
+    def _too_long(self, size: int, param: str) -> ApiError:
+        least = -(-size // self.longest_token_bytes)
+        return bad_request(
+            f"the maximum context length is {self.max_model_len} tokens, but the prompt of {size:,} bytes "
+            f"has at least {least} tokens",
+            param,
+            "context_length_exceeded",
+        )
