@@ -42,7 +42,12 @@ STATIC = {
     ),
     "yarn-attention-factor": (
         1024,
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "attention_factor": 0.75},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "attention_factor": 0.75,
+        },
     ),
     "yarn-mscale": (
         4096,
@@ -95,7 +100,9 @@ def ours(max_position: int, parameters: dict) -> RotaryEmbedding:
     return RotaryEmbedding(RopeConfig(**fields), HEAD_DIM, max_position)
 
 
-def rows_of(rope: RotaryEmbedding, positions: torch.Tensor, rope_lens: torch.Tensor | None = None) -> torch.Tensor:
+def rows_of(
+    rope: RotaryEmbedding, positions: torch.Tensor, rope_lens: torch.Tensor | None = None
+) -> torch.Tensor:
     rows = rope.rows(positions, rope_lens)
     return rows.table[rows.index]
 
@@ -234,8 +241,18 @@ def test_mixed_batches_give_the_same_rows(kind: str) -> None:
     else:
         parameters = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
         parameters["original_max_position_embeddings"] = 64
-    requests = [(torch.arange(start, stop), length) for start, stop, length in
-                [(0, 10, 10), (0, 64, 64), (30, 65, 65), (7, 130, 131), (130, 131, 131), (90, 91, 91), (63, 64, 64)]]
+    requests = [
+        (torch.arange(start, stop), length)
+        for start, stop, length in [
+            (0, 10, 10),
+            (0, 64, 64),
+            (30, 65, 65),
+            (7, 130, 131),
+            (130, 131, 131),
+            (90, 91, 91),
+            (63, 64, 64),
+        ]
+    ]
     alone = [
         rows_of(ours(256, parameters), positions, torch.full_like(positions, length))
         for positions, length in requests
@@ -270,8 +287,10 @@ def test_frequency_factors_divide() -> None:
     plain = {"rope_theta": parameters["rope_theta"]}
     scaled = ours(max_position, parameters)
     unscaled = ours(max_position, plain)
-    factors = unscaled._base / scaled._base
-    rope = RotaryEmbedding(RopeConfig(theta=parameters["rope_theta"]), HEAD_DIM, max_position, factors)
+    factors = tuple((unscaled._base / scaled._base).tolist())
+    assert min(factors) == 1.0
+    assert max(factors) == pytest.approx(parameters["factor"])
+    rope = ours(max_position, {**plain, "freq_factors": factors})
     positions = torch.arange(0, 400, 9)
     torch.testing.assert_close(rows_of(rope, positions), rows_of(scaled, positions), rtol=0, atol=5e-5)
 

@@ -17,8 +17,8 @@ class AttentionMetadata:
     """Where the tokens of a step lie.  Tokens of all requests are flat, in order.
 
     block_tables: int32 [batch, max_blocks].  cu_seqlens_q: int32 [batch + 1], first token of each request.
-    seq_lens: int32 [batch], tokens in the cache after this step.  slot_mapping: int64 [T], block * block_size +
-    offset that token t is written to, -1 to skip.
+    seq_lens: int32 [batch], tokens in the cache after this step.  slot_mapping: int64 [T], block * block_size
+    + offset that token t is written to, -1 to skip.
     """
 
     block_tables: torch.Tensor

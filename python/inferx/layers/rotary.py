@@ -3,9 +3,9 @@
 Methods: RoPE (Su et al. 2021), linear interpolation (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023,
 section 3), LongRoPE (Ding et al. 2024), and the wavelength-dependent scaling of Llama 3.1.
 
-Frequencies and angles are rounded to float32 where transformers rounds them: at position 8,000 that rounding is
-5e-4 rad, which a more exact angle would show as a difference in the logits.  cos and sin of the rounded angle are
-taken in float64, so a row has one value whatever table or batch it is computed in.
+Frequencies and angles are rounded to float32 where transformers rounds them: at position 8,000 that rounding
+is 5e-4 rad, which a more exact angle would show as a difference in the logits.  cos and sin of the rounded
+angle are taken in float64, so a row has one value whatever table or batch it is computed in.
 """
 
 from __future__ import annotations
@@ -43,27 +43,19 @@ class RotaryEmbedding:
     """Cos/sin rows for one set of rotary parameters.
 
     max_position_embeddings: the context limit; where the parameters name no original length, it is that too.
-    frequency_factors: float32 [rotary_dim / 2] that divides the frequencies (GGUF stores Llama 3.1's scaling so).
 
-    Three kinds of types: those with one set of frequencies; longrope, with a short and a long set; and dynamic,
-    whose frequencies depend on the length itself.  The last two need ``rope_lens``: the sequence length that each
-    token's frequencies are computed for.
+    Three kinds of types: those with one set of frequencies; longrope, with a short and a long set; and
+    dynamic, whose frequencies depend on the length itself.  The last two need ``rope_lens``: the sequence
+    length that each token's frequencies are computed for.
     """
 
-    def __init__(
-        self,
-        rope: RopeConfig,
-        head_dim: int,
-        max_position_embeddings: int,
-        frequency_factors: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> None:
         self.rope = rope
         self.rotary_dim = rotary_dim(rope, head_dim)
         self.max_position_embeddings = max_position_embeddings
         self.original_length = rope.original_max_position_embeddings or max_position_embeddings
         self.scaling = attention_scaling(rope, max_position_embeddings)
         self.factor = scaling_factor(rope, max_position_embeddings)
-        self._divisor = frequency_factors
         self._base = self._frequencies()
         self._long = self._frequencies(long=True) if rope.rope_type == "longrope" else None
         self._base_table = torch.empty(0, self.rotary_dim)
@@ -76,7 +68,7 @@ class RotaryEmbedding:
         return self.rope.rope_type in ("dynamic", "longrope")
 
     def prefix_cache_key(self, prompt_len: int) -> str | None:
-        """A string that differs between prompts whose keys of the same tokens differ; None for the common case."""
+        """Differs between prompts whose keys of the same tokens differ; None for the common case."""
         if not self.depends_on_length or prompt_len <= self.original_length:
             return None
         return "longrope" if self._long is not None else f"dynamic:{prompt_len}"
@@ -91,7 +83,9 @@ class RotaryEmbedding:
         if not self.depends_on_length:
             return RotaryRows(positions, self._base_table)
         if rope_lens is None:
-            raise ValueError(f"rope_lens: expected int64 [{len(positions)}] for rope type {self.rope.rope_type!r}")
+            raise ValueError(
+                f"rope_lens: expected int64 [{len(positions)}] for rope type {self.rope.rope_type!r}"
+            )
         if int(rope_lens.max()) <= self.original_length:
             return RotaryRows(positions, self._base_table)
         return RotaryRows(torch.arange(len(positions)), self._rows_by_length(positions, rope_lens, needed))
@@ -129,13 +123,15 @@ class RotaryEmbedding:
         frequencies = inverse_frequencies(
             self.rope, self.rotary_dim, self.original_length, self.factor, length=length, long=long
         )
-        return frequencies if self._divisor is None else frequencies / self._divisor
+        factors = self.rope.freq_factors
+        return frequencies / torch.tensor(factors) if factors else frequencies
 
 
 def scaling_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
     """How far the context is stretched.  Where the file names no factor (1.0), the two lengths give it."""
-    if rope.rope_type in ("yarn", "longrope") and rope.factor == 1.0 and rope.original_max_position_embeddings:
-        return max_position_embeddings / rope.original_max_position_embeddings
+    original = rope.original_max_position_embeddings
+    if rope.rope_type in ("yarn", "longrope") and rope.factor == 1.0 and original:
+        return max_position_embeddings / original
     return rope.factor
 
 
@@ -199,8 +195,10 @@ def _llama3(rope: RopeConfig, original_length: int, frequencies: torch.Tensor) -
     turns = original_length / wavelengths
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
-    scaled = torch.where(wavelengths > original_length / rope.low_freq_factor, frequencies / rope.factor, blended)
-    return torch.where(wavelengths < original_length / rope.high_freq_factor, frequencies, scaled)
+    is_long = wavelengths > original_length / rope.low_freq_factor
+    is_short = wavelengths < original_length / rope.high_freq_factor
+    scaled = torch.where(is_long, frequencies / rope.factor, blended)
+    return torch.where(is_short, frequencies, scaled)
 
 
 def _yarn(

@@ -19,7 +19,7 @@ from inferx.layers.attention import Attention, AttentionBuffers, AttentionMetada
 from inferx.layers.linear import AnyLinear
 from inferx.layers.mlp import GATED_ACTIVATIONS, MLP, MLPBuffers
 from inferx.layers.norm import RMSNorm
-from inferx.layers.rotary import RotaryEmbedding, RotaryRows, rotary_dim
+from inferx.layers.rotary import RotaryEmbedding, RotaryRows
 from inferx.loader.config import ModelConfig
 from inferx.models.validation import validate_config
 from inferx.models.weights import WeightPlan
@@ -62,7 +62,8 @@ class DecoderLayer:
 class Decoder:
     """A decoder-only language model; subclasses are the families.
 
-    Not safe for two threads at once (rotary tables grow).  ``config`` is the family's completed configuration.
+    Not safe for two threads at once (rotary tables grow).  ``config`` is the family's completed
+    configuration.
     """
 
     # Canonical name, the names in config.json's "architectures", and general.architecture of GGUF files.
@@ -83,7 +84,7 @@ class Decoder:
             self._head = self._embedding
         else:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._rotary = self._build_rotary(weights)
+        self._rotary = self._build_rotary()
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -149,11 +150,10 @@ class Decoder:
             activation=GATED_ACTIVATIONS[config.hidden_act],
         )
 
-    def _build_rotary(self, weights: WeightPlan) -> list[RotaryEmbedding]:
+    def _build_rotary(self) -> list[RotaryEmbedding]:
         """One for each layer; layers with the same parameters share it."""
         config = self.config
-        factors = weights.optional_vector("rope_freqs.weight", rotary_dim(config.rope, config.head_dim) // 2)
-        shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, factors)
+        shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
         if config.rope_local is None:
             return [shared] * config.num_hidden_layers
         local = RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
@@ -173,8 +173,8 @@ class Decoder:
         """One step over the flat tokens of all requests.
 
         input_ids, positions, rope_lens: int64 [T].  rope_lens: the sequence length that dynamic and longrope
-        frequencies are taken for (a prompt token's is the prompt's length, an output token's its position + 1);
-        other types ignore it.  kv: (key_cache, value_cache) of each layer, written at attn.slot_mapping.
+        frequencies are taken for (a prompt token's is the prompt's length, an output token's its position +
+        1); other types ignore it.  kv: (key_cache, value_cache) of each layer, written at attn.slot_mapping.
         Returns the normalised hidden states, float32 [T, hidden_size].
         """
         config = self.config
@@ -224,7 +224,7 @@ class Decoder:
         return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
     def prefix_cache_key(self, prompt_len: int) -> str | None:
-        """Blocks may be shared only between requests of equal key (keys can depend on the prompt's length)."""
+        """Requests may share cached blocks only if equal in this: rotated keys can depend on the length."""
         keys = [rotary.prefix_cache_key(prompt_len) for rotary in dict.fromkeys(self._rotary)]
         named = [key for key in keys if key is not None]
         return "|".join(named) if named else None

@@ -33,10 +33,11 @@ def model_class(architecture: str) -> type[Decoder]:
 def build_model(checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> Decoder:
     """The model of a checkpoint with its weights packed in memory.
 
-    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16", "float16" convert matrices that are not
-    quantised.  Activations are float32 on the CPU either way.
+    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16", "float16" convert matrices that are
+    not quantised.  Activations are float32 on the CPU either way.
     progress: called with the bytes read so far (of ``checkpoint.weight_bytes``, less what is not needed).
-    Raises LoadError naming the file and tensor when something is missing, wrongly shaped, unknown or overflows.
+    Raises LoadError naming the file and tensor when something is missing, wrongly shaped, unknown or
+    overflows.
     """
     weights = WeightPlan(checkpoint, dtype, progress)
     model = model_class(checkpoint.config.architecture)(checkpoint.config, weights)

@@ -56,7 +56,9 @@ def validate_config(config: ModelConfig, source: str) -> None:
 def _validate_windows(config: ModelConfig, source: str) -> None:
     kinds = config.layer_types
     if kinds and len(kinds) != config.num_hidden_layers:
-        raise LoadError(f"{source}: layer_types has {len(kinds)} entries for {config.num_hidden_layers} layers")
+        raise LoadError(
+            f"{source}: layer_types has {len(kinds)} entries for {config.num_hidden_layers} layers"
+        )
     for kind in kinds:
         if kind not in LAYER_TYPES:
             raise LoadError(f"{source}: layer_types must hold {' or '.join(LAYER_TYPES)}, got {kind!r}")
@@ -69,12 +71,14 @@ def _validate_windows(config: ModelConfig, source: str) -> None:
 
 def _validate_rope(rope: RopeConfig, name: str, head_dim: int, source: str) -> None:
     if rope.rope_type not in ROPE_TYPES:
-        raise LoadError(f"{source}: {name}: rope_type must be one of {', '.join(ROPE_TYPES)}, got {rope.rope_type!r}")
+        raise LoadError(
+            f"{source}: {name}: rope_type must be one of {', '.join(ROPE_TYPES)}, got {rope.rope_type!r}"
+        )
     dim = rotary_dim(rope, head_dim)
     if not 0 < dim <= head_dim or dim % 2:
         raise LoadError(
-            f"{source}: {name}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} gives "
-            f"{dim} rotating elements; expected an even number up to head_dim"
+            f"{source}: {name}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} "
+            f"gives {dim} rotating elements; expected an even number up to head_dim"
         )
     if rope.theta <= 1 or rope.factor <= 0:
         raise LoadError(
@@ -84,10 +88,10 @@ def _validate_rope(rope: RopeConfig, name: str, head_dim: int, source: str) -> N
         raise LoadError(f"{source}: {name}: dynamic scaling needs at least 4 rotating elements, got {dim}")
     if rope.rope_type in ("llama3", "yarn", "longrope") and not rope.original_max_position_embeddings:
         raise LoadError(f"{source}: {name}: {rope.rope_type} needs original_max_position_embeddings")
-    if rope.rope_type == "longrope":
-        for field in ("short_factor", "long_factor"):
-            length = len(getattr(rope, field))
-            if length != dim // 2:
-                raise LoadError(f"{source}: {name}: {field} must have {dim // 2} entries, got {length}")
+    for field in ("short_factor", "long_factor", "freq_factors"):
+        length = len(getattr(rope, field))
+        needed = rope.rope_type == "longrope" and field != "freq_factors"
+        if length != dim // 2 and (length or needed):
+            raise LoadError(f"{source}: {name}: {field} must have {dim // 2} entries, got {length}")
     if rope.rope_type == "llama3" and rope.high_freq_factor == rope.low_freq_factor:
         raise LoadError(f"{source}: {name}: low_freq_factor and high_freq_factor must differ")

@@ -1,8 +1,8 @@
 """From a checkpoint to packed weights: declare what the model needs, check it all, then read it once.
 
-A model asks a ``WeightPlan`` for its layers.  Each request is checked against the checkpoint's index at once (a
-missing or wrongly shaped tensor ends the load before anything is read), and ``load`` then streams one tensor at a
-time into the layers, so the peak is the packed weights plus the tensors of one layer object.
+A model asks a ``WeightPlan`` for its layers.  Each request is checked against the checkpoint's index at once
+(a missing or wrongly shaped tensor ends the load before anything is read), and ``load`` then streams one
+tensor at a time into the layers, so the peak is the packed weights plus the tensors of one layer object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from inferx.ops import PackedWeight
 
 Progress = Callable[[int], None]
 
-DTYPES = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16)}
+DTYPES = {
+    "float32": ("F32", torch.float32),
+    "bfloat16": ("BF16", torch.bfloat16),
+    "float16": ("F16", torch.float16),
+}
 # Tensors that carry nothing the model does not derive itself.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 MAX_NAMES_IN_MESSAGE = 5
@@ -38,8 +42,8 @@ class PackedMatrix:
 class WeightPlan:
     """What one model reads from one checkpoint.
 
-    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16" and "float16" convert matrices that are
-    not quantised.  Norm weights and biases are float32 always.
+    dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16" and "float16" convert matrices that
+    are not quantised.  Norm weights and biases are float32 always.
     progress: called with the bytes read so far (as stored) after each tensor.
     """
 
@@ -58,16 +62,19 @@ class WeightPlan:
     def linear(
         self, names: str | Sequence[str], sizes: int | Sequence[int], in_features: int, *, bias: bool = False
     ) -> AnyLinear:
-        """The layer of ``NAME.weight`` [size, in_features] (and ``NAME.bias``) for each name, rows in order."""
+        """One layer over ``NAME.weight`` [size, in_features] (and ``NAME.bias``) of each name, in order."""
         names = [names] if isinstance(names, str) else list(names)
         sizes = [sizes] if isinstance(sizes, int) else list(sizes)
         infos = [
-            self._declare(f"{name}.weight", (size, in_features)) for name, size in zip(names, sizes, strict=True)
+            self._declare(f"{name}.weight", (size, in_features))
+            for name, size in zip(names, sizes, strict=True)
         ]
         if bias:
             for name, size in zip(names, sizes, strict=True):
                 self._declare(f"{name}.bias", (size,))
-        groups = [list(group) for _, group in groupby(range(len(names)), key=lambda i: self._target(infos[i]))]
+        groups = [
+            list(group) for _, group in groupby(range(len(names)), key=lambda i: self._target(infos[i]))
+        ]
         if len(groups) == 1:
             layer = Linear()
             self._add_fill(layer, names, bias)
@@ -107,13 +114,6 @@ class WeightPlan:
         self._steps.append(fill)
         return norm
 
-    def optional_vector(self, name: str, size: int) -> torch.Tensor | None:
-        """``name`` [size] as float32, read at once, or None where the checkpoint has none."""
-        if name not in self._checkpoint.tensors:
-            return None
-        self._declare(name, (size,))
-        return self._vector(name)
-
     def ignore(self, name: str) -> None:
         """The tensor may be there and is not needed."""
         self._declared.add(name)
@@ -127,10 +127,10 @@ class WeightPlan:
         ]
         if unknown:
             shown = ", ".join(sorted(unknown)[:MAX_NAMES_IN_MESSAGE])
-            more = f" and {len(unknown) - MAX_NAMES_IN_MESSAGE} more" if len(unknown) > MAX_NAMES_IN_MESSAGE else ""
+            hidden = len(unknown) - MAX_NAMES_IN_MESSAGE
             raise LoadError(
-                f"{self._checkpoint.path}: {len(unknown)} tensors that a model of this configuration does not have: "
-                f"{shown}{more}"
+                f"{self.source}: {len(unknown)} tensors that a model of this configuration does not have: "
+                f"{shown}" + (f" and {hidden} more" if hidden > 0 else "")
             )
         steps, self._steps = self._steps, []
         for step in steps:
@@ -139,10 +139,11 @@ class WeightPlan:
     def _declare(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._checkpoint.tensors.get(name)
         if info is None:
-            raise LoadError(f"{self._checkpoint.path}: tensor {name} is missing")
+            raise LoadError(f"{self.source}: tensor {name} is missing")
         if tuple(info.shape) != shape:
             raise LoadError(
-                f"{info.file}: tensor {name} has shape {list(info.shape)}, the configuration implies {list(shape)}"
+                f"{info.file}: tensor {name} has shape {list(info.shape)}, "
+                f"the configuration implies {list(shape)}"
             )
         self._declared.add(name)
         return info
@@ -174,7 +175,9 @@ class WeightPlan:
     def _vector(self, name: str) -> torch.Tensor:
         raw = self._read(name)
         if raw.info.quantised:
-            raise LoadError(f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector")
+            raise LoadError(
+                f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector"
+            )
         vector = raw.data.to(torch.float32, copy=True)
         self.weight_bytes += vector.nbytes
         return vector
@@ -192,8 +195,9 @@ class WeightPlan:
         converted = raw.data.to(DTYPES[self._dtype][1])
         overflowed = int((raw.data.isfinite() & ~converted.isfinite()).sum())
         if overflowed:
+            largest = raw.data.float().abs().max()
             raise LoadError(
-                f"{raw.info.file}: tensor {raw.info.name}: {overflowed} of {converted.numel()} values are beyond "
-                f"{self._dtype}'s range (largest {raw.data.float().abs().max():.4g}); use dtype bfloat16 or float32"
+                f"{raw.info.file}: tensor {raw.info.name}: {overflowed} of {converted.numel()} values are "
+                f"beyond {self._dtype}'s range (largest {largest:.4g}); use dtype bfloat16 or float32"
             )
         return converted
