@@ -60,6 +60,28 @@ bool single_row_stride(const TensorRef& t, int64_t& stride) {
   return stride > 0;
 }
 
+// True when it is certain that no element is shared.
+bool disjoint(const TensorRef& a, const TensorRef& b) {
+  if (a.numel() == 0 || b.numel() == 0) return true;
+  const auto [a_begin, a_end] = byte_range(a);
+  const auto [b_begin, b_end] = byte_range(b);
+  if (a_end <= b_begin || b_end <= a_begin) return true;
+  // Two column ranges of one matrix (as q and k in a fused qkv) interleave without sharing an element.
+  int64_t a_stride, b_stride;
+  if (a.dtype != b.dtype || !single_row_stride(a, a_stride) || !single_row_stride(b, b_stride)) return false;
+  const int64_t a_width = a.size(-1), b_width = b.size(-1);
+  if (a_stride != b_stride || a_width > a_stride || b_width > b_stride) return false;
+  const int64_t item = static_cast<int64_t>(dtype_size(a.dtype)), row = a_stride * item;
+  const int64_t shift = ((b.ptr<char>() - a.ptr<char>()) % row + row) % row;
+  return shift >= a_width * item && shift + b_width * item <= row;
+}
+
+bool same_view(const TensorRef& a, const TensorRef& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.ndim == b.ndim &&
+         std::equal(a.shape, a.shape + a.ndim, b.shape) &&
+         std::equal(a.strides, a.strides + a.ndim, b.strides);
+}
+
 }  // namespace
 
 void fail_argument(const char* op, const char* argument, const std::string& message) {
@@ -137,9 +159,11 @@ const Arg& Arg::not_self_overlapping() const {
   int order[kMaxDims];
   int count = 0;
   for (int i = 0; i < t_.ndim; ++i) {
-    if (t_.shape[i] > 1) order[count++] = i;
+    if (t_.shape[i] <= 1) continue;
+    int at = count++;
+    for (; at > 0 && t_.strides[order[at - 1]] > t_.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
   }
-  std::sort(order, order + count, [&](int a, int b) { return t_.strides[a] < t_.strides[b]; });
   int64_t covered = 1;
   for (int i = 0; i < count; ++i) {
     if (t_.strides[order[i]] < covered) {
@@ -161,28 +185,16 @@ const Arg& Arg::same_device(const char* other_name, const TensorRef& other) cons
   expected("device " + device_string(other) + " as " + other_name, device_string(t_));
 }
 
+void check_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
+                    const TensorRef& in) {
+  if (disjoint(out, in)) return;
+  fail_expected(op, out_name, std::string("memory apart from that of ") + in_name, "an overlap");
+}
+
 void check_same_or_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
                             const TensorRef& in) {
-  if (out.numel() == 0 || in.numel() == 0) return;
-  const auto [out_begin, out_end] = byte_range(out);
-  const auto [in_begin, in_end] = byte_range(in);
-  if (out_end <= in_begin || in_end <= out_begin) return;
-  if (out.data == in.data && out.dtype == in.dtype && out.ndim == in.ndim &&
-      std::equal(out.shape, out.shape + out.ndim, in.shape) &&
-      std::equal(out.strides, out.strides + out.ndim, in.strides)) {
-    return;
-  }
-  // Two column ranges of one matrix (as q and k in a fused qkv) interleave without sharing an element.
-  int64_t out_stride, in_stride;
-  if (out.dtype == in.dtype && single_row_stride(out, out_stride) && single_row_stride(in, in_stride) &&
-      out_stride == in_stride && out.size(-1) <= out_stride && in.size(-1) <= in_stride) {
-    const int64_t row_bytes = out_stride * static_cast<int64_t>(dtype_size(out.dtype));
-    const int64_t distance = (in.ptr<char>() - out.ptr<char>()) % row_bytes;
-    const int64_t shift = (distance + row_bytes) % row_bytes;
-    const int64_t size = static_cast<int64_t>(dtype_size(out.dtype));
-    if (shift >= out.size(-1) * size && shift + in.size(-1) * size <= row_bytes) return;
-  }
-  fail_expected(op, out_name, std::string("memory that is ") + in_name + "'s own view or apart from it",
+  if (disjoint(out, in) || same_view(out, in)) return;
+  fail_expected(op, out_name, std::string("the same view as ") + in_name + " or memory apart from it",
                 "a partial overlap");
 }
 

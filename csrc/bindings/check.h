@@ -63,7 +63,10 @@ class Arg {
   const TensorRef& t_;
 };
 
-// An output may be the very same memory as an input (same start, shape and strides) or share nothing with it.
+// Memory that is written may share nothing with another argument...
+void check_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
+                    const TensorRef& in);
+// ... or also be the very same view (same start, dtype, shape and strides), for ops that work in place.
 void check_same_or_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
                             const TensorRef& in);
 

@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
@@ -97,12 +99,15 @@ const Torch& torch_once() {
   return *torch;
 }
 
+void check_ndim(int64_t ndim) {
+  if (ndim <= kMaxDims) return;
+  throw py::value_error("a tensor of " + std::to_string(ndim) + " dimensions; at most " +
+                        std::to_string(kMaxDims) + " are supported");
+}
+
 void load_from_attributes(py::handle object, const Torch& torch, TensorRef& t) {
   py::tuple shape = object.attr("shape"), strides = object.attr("stride")();
-  if (shape.size() > static_cast<size_t>(kMaxDims)) {
-    throw py::value_error("a tensor of " + std::to_string(shape.size()) + " dimensions; at most " +
-                          std::to_string(kMaxDims) + " are supported");
-  }
+  check_ndim(static_cast<int64_t>(shape.size()));
   t.ndim = static_cast<int32_t>(shape.size());
   for (int i = 0; i < t.ndim; ++i) {
     t.shape_and_strides[i] = shape[i].cast<int64_t>();
@@ -135,6 +140,7 @@ bool load_tensor(PyObject* object, TensorRef& t) {
   }
   dlpack::Tensor view;
   if (torch.api->tensor_from_py_object(object, &view) != 0) throw py::error_already_set();
+  check_ndim(view.ndim);
   t.data = static_cast<char*>(view.data) + view.byte_offset;
   t.ndim = view.ndim;
   t.shape = view.shape;
