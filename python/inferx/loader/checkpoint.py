@@ -54,6 +54,8 @@ class Checkpoint(ABC):
     # generation_config.json as it is (temperature, top_p, eos_token_id, ...), or {}.
     generation_config: dict[str, Any]
     chat_template: str | None
+    # bos_token, eos_token, ... as chat templates see them, where the files spell them out.
+    special_tokens: dict[str, str]
 
     @abstractmethod
     def read(self, name: str) -> RawTensor:

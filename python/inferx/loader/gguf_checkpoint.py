@@ -1,0 +1,103 @@
+"""A GGUF file as a Checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferx.errors import LoadError
+from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
+from inferx.loader.config import ModelConfig
+from inferx.loader.gguf_config import INTERLEAVED_ROTARY, architecture_of, model_config
+from inferx.loader.gguf_file import GGUFFile, GGUFTensor
+from inferx.loader.gguf_names import ROPE_TENSORS, canonical_name
+from inferx.loader.gguf_tokenizer import tokenizer_json
+from inferx.loader.transforms import Source, split_fused, uninterleave
+
+
+class GGUFCheckpoint(Checkpoint):
+    """Weights stay as stored: block formats come as raw rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GGUFFile(path)
+        self._architecture = architecture_of(self._file)
+        self.config = model_config(self._file)
+        self.generation_config = {}
+        self.special_tokens = {}
+        template = self._file.metadata.get("tokenizer.chat_template")
+        self.chat_template = template if isinstance(template, str) else None
+        self._sources: dict[str, Source] = {}
+        self.tensors = self._canonical_tensors()
+
+    def _canonical_tensors(self) -> dict[str, TensorInfo]:
+        infos: dict[str, TensorInfo] = {}
+        for name, stored in self._file.tensors.items():
+            if name in ROPE_TENSORS:
+                continue
+            for canonical, source, shape in _sources_of(self._architecture, self.config, stored, self.path):
+                if canonical in infos:
+                    raise LoadError(f"{self.path}: tensor {canonical} occurs twice (again as {name})")
+                infos[canonical] = TensorInfo(canonical, shape, stored.dtype, self.path)
+                self._sources[canonical] = source
+        return infos
+
+    def read(self, name: str) -> RawTensor:
+        source = self._sources.get(name)
+        if source is None:
+            raise LoadError(f"{self.path}: tensor {name} is missing")
+        data = self._file.read(source.stored)
+        if source.rows is not None:
+            data = data[source.rows[0] : source.rows[1]]
+        if source.heads is not None:
+            rotary_dim = int(self.config.head_dim * self.config.rope.partial_rotary_factor)
+            data = uninterleave(data, source.heads, rotary_dim)
+        return RawTensor(self.tensors[name], data)
+
+    def tokenizer_json(self) -> str:
+        return tokenizer_json(self._file)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._file.tensors.values())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sources_of(
+    architecture: str, config: ModelConfig, stored: GGUFTensor, path: Path
+) -> list[tuple[str, Source, tuple[int, ...]]]:
+    """[(canonical name, where its rows are, shape)] for one stored tensor."""
+    canonical = canonical_name(architecture, stored.name)
+    stem, _, kind = canonical.rpartition(".")
+    parts = split_fused(stem, config)
+    if parts is not None:
+        expected = sum(rows for _, rows in parts)
+        if stored.shape[0] != expected:
+            raise LoadError(
+                f"{path}: tensor {stored.name}: expected {expected} rows for {', '.join(p for p, _ in parts)}, "
+                f"got shape {list(stored.shape)}"
+            )
+        result, start = [], 0
+        for part, rows in parts:
+            source = Source(stored.name, rows=(start, start + rows))
+            result.append((f"{part}.{kind}", source, (rows, *stored.shape[1:])))
+            start += rows
+        return result
+    heads = _interleaved_heads(architecture, config, stem)
+    if heads is not None and stored.shape[0] != heads * config.head_dim:
+        raise LoadError(
+            f"{path}: tensor {stored.name}: expected {heads} heads of {config.head_dim} rows, "
+            f"got shape {list(stored.shape)}"
+        )
+    return [(canonical, Source(stored.name, heads=heads), stored.shape)]
+
+
+def _interleaved_heads(architecture: str, config: ModelConfig, stem: str) -> int | None:
+    if architecture not in INTERLEAVED_ROTARY:
+        return None
+    if stem.endswith(".self_attn.q_proj"):
+        return config.num_attention_heads
+    if stem.endswith(".self_attn.k_proj"):
+        return config.num_key_value_heads
+    return None
