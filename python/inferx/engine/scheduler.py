@@ -1,0 +1,409 @@
+"""Scheduler: which tokens of which requests the next step computes.  Pure: no torch, clock or I/O.
+
+How to use it, once per step::
+
+    scheduler = Scheduler(SchedulerConfig(num_blocks=..., max_model_len=...))
+    scheduler.add_request(engine_request, prefix_key=None)      # InvalidRequestError, QueueFullError
+    while scheduler.has_unfinished():
+        output = scheduler.schedule()                           # a SchedulerOutput
+        # 1. copy blocks: output.block_copies, [(source, destination)], all at once
+        # 2. forward: for e in output.scheduled compute e.seq.token_ids[e.first_position :
+        #    e.first_position + e.num_tokens], writing K and V through e.block_table
+        # 3. sample: for e in output.scheduled with e.samples, the logits of e's last token give one token
+        #    for each sequence of e.samples, in that order (output.samples is the flat list)
+        for u in scheduler.update(output, results):             # one int or SampleError per sample
+            ...                                                 # u.seq, u.token_id, u.finish_reason ...
+
+``abort(request_id)`` and ``finish(request_id, index, reason)`` may be called at any time, also between
+``schedule`` and ``update``: the blocks are free at once, but nothing is handed out before the next
+``schedule``.  ``update`` must follow each ``schedule``.
+
+For the latency split: ``output.admitted`` (first time in a step: queueing ends), ``output.resumed`` (after
+a preemption), ``output.preempted``, ``output.scheduled_out`` (running, left out for lack of budget), and
+``e.phase`` of each scheduled sequence.  Every running sequence is in exactly one of ``scheduled`` and
+``scheduled_out``.  Sequences forked from a leader appear from the next step on.
+
+Policy
+------
+*Order.*  Sequences are served by (priority, arrival time, order of arrival).
+
+*Decodes first.*  Each running sequence that needs one more token gets it.  There are at most
+max_num_seqs <= max_num_batched_tokens of them, so none is ever left out.
+
+*Prefill.*  The rest of the budget goes to prompts, running and waiting alike, in order.  A *long* prompt,
+one with more than half of max_num_batched_tokens still to compute, leaves half of this rest to the short
+ones of the same priority behind it; what they do not use it gets back.  So a short prompt starts in the
+next step whatever is ahead of it, and a long one never gets less than half.
+
+*Admission.*  A waiting request comes in with blocks for all its tokens at once, provided that, beside
+other running sequences, one more block is left for each of them that can still grow (otherwise the next
+decode would throw someone out again).  The first that has too few blocks or slots ends admission for
+this step: nobody overtakes it for good.  Long ones that wait for their half, and those that wait for a
+shared prefix, keep slots and blocks reserved while shorter ones pass.
+
+*Shared prefixes are computed once.*  A waiting request whose next blocks are being computed by a running
+one, at least an eighth of a step's budget of them, waits until they are there.  This cannot starve it: it
+waits only for a sequence of the same or a more urgent priority that is running; each such sequence
+gets its turn; when that is aborted or preempted, the waiting one is free to go, and it is ahead of all
+that came later.
+
+*Preemption.*  When a decode finds no block, the victim is, among the running sequences of the least urgent
+priority, the one that is cheapest to recompute: it has the fewest computed tokens in blocks that no
+other sequence holds; of equals, the last in order.  It may be the one that asked.  Its blocks stay cached
+until they are needed, and it goes back to its place in the queue.
+
+*Progress.*  The first running sequence in order is never a victim.  If it finds no block, all others go, and
+then the pool is its own, which is enough: its length is limited to the pool's, and it ends with "length"
+there.  So the first in order always advances to its end; then another one is first.  A preempted one
+stands in the queue before all that arrived later, and admission stops at it, so the number of sequences
+that can finish before it is finite.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from inferx.engine.block_pool import BlockAccountingError
+from inferx.engine.config import SchedulerConfig
+from inferx.engine.kv_manager import KVManager
+from inferx.engine.prefill_plan import PrefillPlan
+from inferx.engine.prefix_cache import root_digest
+from inferx.engine.protocol import EngineRequest, EngineStats, FinishReason
+from inferx.engine.request import ORDER, Phase, Request, Sequence, Status, remove_ordered
+from inferx.engine.scheduler_output import (
+    SampleError,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceUpdate,
+)
+from inferx.errors import InferxError, InvalidRequestError
+
+__all__ = [
+    "QueueFullError",
+    "SampleError",
+    "ScheduledSequence",
+    "Scheduler",
+    "SchedulerOutput",
+    "SequenceUpdate",
+]
+
+
+class QueueFullError(InferxError):
+    """``max_waiting`` requests are waiting already; try again later."""
+
+
+class Scheduler:
+    """See the module's docstring."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.kv = KVManager(
+            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self.requests: dict[str, Request] = {}
+        self.running: list[Sequence] = []  # sorted by order
+        self.waiting: list[Sequence] = []  # sorted by order
+        self._in_flight: SchedulerOutput | None = None
+        self._num_arrived = 0
+        self._stats = EngineStats(num_blocks=config.num_blocks)
+
+    # Requests come and go
+
+    def add_request(
+        self, request: EngineRequest, prefix_key: str | None = None, adapter: str | None = None
+    ) -> Request:
+        """Queue a request.
+
+        prefix_key: the model's ``prefix_cache_key``: prompts with different ones share no blocks.
+        adapter: name and version of adapter weights, likewise.
+        Raises InvalidRequestError when it can never run, QueueFullError when the queue is full.
+        """
+        config = self.config
+        if request.request_id in self.requests:
+            raise InvalidRequestError(f"request_id must be new, got {request.request_id!r}, which is in use")
+        prompt_len, n = len(request.prompt_token_ids), request.sampling_params.n
+        if prompt_len == 0:
+            raise InvalidRequestError("prompt must have at least one token, got none", "prompt")
+        if prompt_len + 1 > config.max_model_len:
+            raise InvalidRequestError(
+                f"prompt and at least one generated token must fit in the context of {config.max_model_len} "
+                f"tokens (max_model_len), got a prompt of {prompt_len} tokens",
+                "prompt",
+            )
+        if prompt_len + 1 > config.pool_tokens:
+            raise InvalidRequestError(
+                f"prompt and at least one generated token must fit in the KV cache of {config.pool_tokens} "
+                f"tokens ({config.num_blocks} blocks of {config.block_size}), got a prompt of {prompt_len} tokens",
+                "prompt",
+            )
+        if n > config.max_num_seqs:
+            raise InvalidRequestError(f"n must be at most max_num_seqs ({config.max_num_seqs}), got {n}", "n")
+        if config.max_waiting is not None and len(self.waiting) >= config.max_waiting:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests wait already (max_waiting={config.max_waiting})"
+            )
+
+        root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
+        priority = request.priority if config.policy == "priority" else 0
+        try:
+            added = Request(request, root, priority, self._num_arrived)
+        except (OverflowError, TypeError) as e:
+            raise InvalidRequestError(f"prompt token ids must be int32 integers: {e}", "prompt") from e
+        self._num_arrived += 1
+        self.requests[request.request_id] = added
+        insort(self.waiting, added.sequences[0], key=ORDER)
+        return added
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End all samples of a request; returns those that were alive.  Unknown ids are ignored."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        ended = request.live_sequences()
+        for seq in ended:
+            self._finish(seq, "abort")
+        return ended
+
+    def finish(
+        self, request_id: str, index: int, reason: FinishReason, error: str | None = None
+    ) -> Sequence | None:
+        """End one sample (a stop string matched, the client lost interest, or it failed).
+
+        Returns the sequence, or None when it is not alive (any more).
+        """
+        request = self.requests.get(request_id)
+        if request is None or not 0 <= index < len(request.sequences):
+            return None
+        seq = request.sequences[index]
+        if seq.finish_reason is not None:
+            return None
+        seq.error = error
+        self._finish(seq, reason)
+        return seq
+
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    def stats(self) -> EngineStats:
+        """A snapshot; its counters (prefix cache, preemptions, tokens, steps) never go back."""
+        stats, pool = self._stats, self.kv.pool
+        stats.num_running = sum(r.request.num_slots(r) for r in self.running)
+        stats.num_waiting = len(self.waiting)
+        stats.num_free_blocks = pool.num_free
+        stats.num_cached_blocks = pool.num_evictable
+        stats.kv_cache_usage = pool.num_referenced / pool.num_blocks
+        return EngineStats(*(getattr(stats, name) for name in stats.__struct_fields__))
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        seq.finish_reason = reason
+        request = seq.request
+        live = request.live_sequences()
+        if not request.forked and live:
+            return  # the leader goes on computing the prompt for the others; an unborn one just never lives
+        for ending in [seq] if request.forked else request.sequences:
+            self._retire(ending)
+        if not live:
+            del self.requests[request.request_id]
+
+    def _retire(self, seq: Sequence) -> None:
+        """Take a sequence out of its queue and give its blocks back."""
+        if seq.status is Status.RUNNING:
+            self.kv.free(seq)
+            remove_ordered(self.running, seq)
+        elif seq.status in (Status.WAITING, Status.PREEMPTED):
+            remove_ordered(self.waiting, seq)
+        seq.status = Status.FINISHED
+
+    # Planning a step
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step.  Blocks it names are valid until the ``schedule`` after this one."""
+        if self._in_flight is not None:
+            raise RuntimeError("schedule: the step before has not been handed to update")
+        out = SchedulerOutput()
+        prefills = self._schedule_decodes(out)
+        out.num_decodes = out.total_num_tokens = len(out.scheduled)
+        if prefills or (self.waiting and not out.preempted):
+            PrefillPlan(self, out, prefills).run()
+        scheduled = {id(e.seq) for e in out.scheduled} if len(out.scheduled) < len(self.running) else None
+        if scheduled is not None:
+            out.scheduled_out = [seq for seq in self.running if id(seq) not in scheduled]
+        out.block_copies = self.kv.pending_copies()
+        self._in_flight = out
+        return out
+
+    def _schedule_decodes(self, out: SchedulerOutput) -> list[Sequence]:
+        """Place every running sequence that lacks only its last token; returns the others."""
+        prefills: list[Sequence] = []
+        scheduled = out.scheduled
+        running, decode = Status.RUNNING, Phase.DECODE
+        for seq in self.running[:]:
+            if seq.status is not running:
+                continue  # preempted a moment ago
+            position = seq.num_computed_tokens
+            if len(seq.token_ids) - position > 1 or len(seq.token_ids) == seq.num_prompt_tokens:
+                prefills.append(seq)
+            elif position < seq.writable_end or self._make_room(seq, out):
+                scheduled.append(ScheduledSequence(seq, position, 1, [seq], decode, seq.block_table))
+        if out.preempted:
+            prefills = [seq for seq in prefills if seq.status is running]
+        return prefills
+
+    def _make_room(self, seq: Sequence, out: SchedulerOutput) -> bool:
+        """Get a block for the next token of ``seq``, preempting as needed; False when it went itself."""
+        while not self.kv.allocate_slots(seq, 1):
+            victim = self._pick_victim()
+            self._preempt(victim, out)
+            if victim is seq:
+                return False
+        return True
+
+    def _pick_victim(self) -> Sequence:
+        if len(self.running) < 2:
+            raise BlockAccountingError(f"{self.running} is alone and finds no block: blocks were lost")
+        candidates = self.running[1:]  # the first in order is spared: see "Progress"
+        lowest = candidates[-1].order[0]
+        return min(
+            (seq for seq in reversed(candidates) if seq.order[0] == lowest), key=self.kv.unshared_tokens
+        )
+
+    def _preempt(self, seq: Sequence, out: SchedulerOutput) -> None:
+        seq.recompute_end = max(seq.recompute_end, seq.num_computed_tokens)
+        seq.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        self.kv.free(seq)
+        remove_ordered(self.running, seq)
+        seq.status = Status.PREEMPTED
+        seq.known_cached_tokens = -1
+        seq.num_awaited_blocks = 0
+        insort(self.waiting, seq, key=ORDER)
+        out.preempted.append(seq)
+        out.scheduled[:] = [e for e in out.scheduled if e.seq is not seq]
+
+    # After a step
+
+    def update(self, output: SchedulerOutput, results: list[int | SampleError]) -> list[SequenceUpdate]:
+        """Take in a step's results, one per sequence of ``output.samples``, in that order.
+
+        Results of sequences that ended meanwhile are ignored.  Returns what changed.
+        """
+        if output is not self._in_flight:
+            raise RuntimeError("update: output is not that of the last schedule, or was handed in before")
+        expected = sum(len(e.samples) for e in output.scheduled)
+        if len(results) != expected:
+            raise ValueError(f"results must have one entry per sample ({expected}), got {len(results)}")
+        self._in_flight = None
+        self.kv.finish_copies()
+        self._stats.num_steps += 1
+        updates: list[SequenceUpdate] = []
+        place = 0
+        for entry in output.scheduled:
+            end = place + len(entry.samples)
+            if entry.seq.status is Status.RUNNING:
+                self._advance(entry)
+                if entry.samples:
+                    self._take_samples(entry, results[place:end], updates)
+            place = end
+        return updates
+
+    def _advance(self, entry: ScheduledSequence) -> None:
+        seq, n = entry.seq, entry.num_tokens
+        if entry.phase is Phase.DECODE:
+            seq.num_decode_steps += 1
+        else:
+            first, end = entry.first_position, entry.first_position + n
+            again = max(0, min(end, seq.recompute_end) - first)
+            seq.num_recomputed_tokens += again
+            seq.num_computed_prompt_tokens += max(0, min(end, seq.num_prompt_tokens) - first - again)
+            seq.num_prefill_chunks += 1
+        self.kv.advance(seq, n)
+
+    def _take_samples(
+        self, entry: ScheduledSequence, results: list[int | SampleError], updates: list[SequenceUpdate]
+    ) -> None:
+        leader = entry.seq
+        if leader.num_output_tokens == 0:
+            self._stats.prompt_tokens += leader.num_prompt_tokens
+        if not leader.request.forked:
+            self._fork(leader)
+        for seq, result in zip(entry.samples, results, strict=True):
+            if seq.finish_reason is not None:
+                continue
+            if isinstance(result, SampleError):
+                seq.error = result.message
+                self._finish(seq, "error")
+                updates.append(SequenceUpdate(seq, None, "error", error=result.message))
+                continue
+            seq.token_ids.append(result)
+            self._stats.generation_tokens += 1
+            reason = self._stop_reason(seq, result)
+            if reason is not None:
+                self._finish(seq, reason)
+            updates.append(SequenceUpdate(seq, result, reason, seq.stop_reason))
+
+    def _fork(self, leader: Sequence) -> None:
+        """The prompt is complete: every living sample goes its own way."""
+        request = leader.request
+        request.forked = True
+        leader.token_ids = leader.token_ids[:]  # the unborn ones that ended keep the prompt alone
+        for seq in request.sequences[1:]:
+            if seq.finish_reason is not None:
+                seq.status = Status.FINISHED
+                continue
+            self.kv.fork(leader, seq)
+            seq.status = Status.RUNNING
+            seq.recompute_end = leader.recompute_end
+            seq.num_cached_tokens = leader.num_cached_tokens
+            seq.num_computed_prompt_tokens = leader.num_computed_prompt_tokens
+            seq.num_recomputed_tokens = leader.num_recomputed_tokens
+            seq.num_prefill_chunks = leader.num_prefill_chunks
+            seq.num_preemptions = leader.num_preemptions
+            insort(self.running, seq, key=ORDER)
+        if leader.finish_reason is not None:
+            self._retire(leader)  # it was only carrying the prompt for the others
+
+    def _stop_reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        """Whether ``token``, just appended, is the last.  Depends on the sequence and the limits only."""
+        request = seq.request
+        params = request.engine_request.sampling_params
+        num_output = seq.num_output_tokens
+        if num_output >= params.min_tokens:
+            if token in request.eos_token_ids:
+                return "stop"
+            if token in request.stop_token_ids:
+                seq.stop_reason = token
+                return "stop"
+        if params.max_tokens is not None and num_output >= params.max_tokens:
+            return "length"
+        return "length" if len(seq.token_ids) >= self.config.max_seq_len else None
+
+    def can_grow(self, seq: Sequence) -> bool:
+        """Whether ``seq`` may come to need another block than it holds.  Its last token needs no K and V."""
+        params = seq.request.engine_request.sampling_params
+        end = self.config.max_seq_len
+        if params.max_tokens is not None:
+            end = min(end, seq.num_prompt_tokens + params.max_tokens)
+        return end - 1 > len(seq.block_table) * self.config.block_size
+
+    def check_invariants(self) -> None:
+        """Raise BlockAccountingError when the books do not balance.  For tests, between calls; O(pool)."""
+        for queue, states in (
+            (self.running, (Status.RUNNING,)),
+            (self.waiting, (Status.WAITING, Status.PREEMPTED)),
+        ):
+            if any(s.status not in states for s in queue) or sorted(queue, key=ORDER) != queue:
+                raise BlockAccountingError(f"wrong state or order in {queue}")
+        slots = sum(seq.request.num_slots(seq) for seq in self.running)
+        if slots > self.config.max_num_seqs:
+            raise BlockAccountingError(f"{slots} slots in use, max_num_seqs is {self.config.max_num_seqs}")
+        if any(seq.block_table for seq in self.waiting):
+            raise BlockAccountingError("a waiting sequence holds blocks")
+        queued = {id(seq) for seq in (*self.running, *self.waiting)}
+        for request in self.requests.values():
+            live = request.live_sequences()
+            leaders = live if request.forked else request.sequences[:1]
+            if not live or any(id(seq) not in queued for seq in leaders):
+                raise BlockAccountingError(f"request {request.request_id!r} is lost")
+        if any(self.requests.get(s.request_id) is not s.request for s in (*self.running, *self.waiting)):
+            raise BlockAccountingError("a queued sequence belongs to no request")
+        self.kv.check_invariants(self.running)
