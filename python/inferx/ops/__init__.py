@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from inferx.ops import _lib  # noqa: F401
 from inferx.ops.attention import *  # noqa: F403
+from inferx.ops.embedding import *  # noqa: F403
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import *  # noqa: F403
 

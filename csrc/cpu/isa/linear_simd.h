@@ -1,0 +1,91 @@
+// The vectors of the linear kernels: F and I hold kLanes floats or 32-bit words of neighbouring columns.
+//
+// GCC's vector types carry the plain arithmetic on every target; what has no operator (fused multiply-add,
+// half precision, table look-up) is written per instruction set.  fma is one rounding where the target has it
+// and two in the x86 baseline: results may differ between instruction sets, never within one.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace inferx::cpu::INFERX_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float F __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t I __attribute__((vector_size(4 * kLanes)));
+typedef int32_t S __attribute__((vector_size(4 * kLanes)));  // signed: arithmetic shifts, conversion
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
+
+#define INFERX_INLINE inline __attribute__((always_inline))
+
+template <class Vector>
+INFERX_INLINE Vector load(const void* p) {
+  Vector v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+INFERX_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+INFERX_INLINE F splat(float value) {
+#if defined(__AVX512F__)
+  return (F)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+  return (F)_mm256_set1_ps(value);
+#elif defined(__x86_64__)
+  return (F)_mm_set1_ps(value);
+#else
+  return (F)vdupq_n_f32(value);
+#endif
+}
+INFERX_INLINE F to_float(I v) { return __builtin_convertvector((S)v, F); }
+
+INFERX_INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;  // -ffp-contract=off keeps it at that
+#endif
+}
+
+// kLanes half-precision numbers, exactly.
+INFERX_INLINE F load_half(const void* p) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  return (F)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(p))));
+#else
+  const I half = __builtin_convertvector(load<Halves>(p), I);
+  const I magnitude = (half & 0x7fff) << 13;
+  const I special = (I)((half & 0x7c00) == 0x7c00) & 0x7f800000;  // infinity, NaN: the exponent stays full
+  return (F)((I)((F)magnitude * 0x1p112f) | special | (half & 0x8000) << 16);
+#endif
+}
+
+INFERX_INLINE F load_bfloat(const void* p) { return (F)(__builtin_convertvector(load<Halves>(p), I) << 16); }
+INFERX_INLINE F load_uint8(const void* p) { return to_float(__builtin_convertvector(load<Bytes>(p), I)); }
+INFERX_INLINE F load_int8(const void* p) {
+  return __builtin_convertvector(__builtin_convertvector(load<SignedBytes>(p), S), F);
+}
+
+}  // namespace
+}  // namespace inferx::cpu::INFERX_ISA

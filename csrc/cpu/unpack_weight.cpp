@@ -1,0 +1,115 @@
+// Single rows of a packed matrix in float32: for embedding tables, and for all that wants the plain matrix.
+#include <cstring>
+
+#include "cpu/packed_weight.h"
+#include "cpu/parallel.h"
+
+namespace inferx::cpu {
+namespace {
+
+// The codes of one group and column, zero point taken off.
+template <Codes kind>
+void read_group(const uint32_t* words, int zero, int* codes) {
+  if constexpr (kind == Codes::c8) {
+    for (int k = 0; k < kGroup; ++k) {
+      codes[k] = static_cast<int8_t>(words[k / 4 * kTileColumns] >> (k % 4 * 8));
+    }
+    return;
+  }
+  for (int k = 0; k < kGroup; ++k) {
+    int code = words[k / 8 * kTileColumns] >> (k % 8 * 4) & 15;
+    if (kind == Codes::c5) code |= (words[4 * kTileColumns] >> k & 1) << 4;
+    if (kind == Codes::c6) code |= (words[(4 + k / 16) * kTileColumns] >> (k % 16 * 2) & 3) << 4;
+    codes[k] = code - zero;
+  }
+}
+
+float load_half(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return half_to_float(half);
+}
+
+template <WeightFormat format>
+void dequantize_block(const uint8_t* block, int column, float* out) {
+  constexpr FormatTraits t = traits_of(format);
+  constexpr HeaderLayout header = header_layout(format);
+  const float d = load_half(block + 2 * column);
+  const float m = has_min(format) ? load_half(block + header.m + 2 * column) : 0.0f;
+  for (int group = 0; group < t.block / kGroup; ++group) {
+    int codes[kGroup];
+    const uint8_t* words = block + header.codes + group * group_bytes(format);
+    read_group<t.codes>(reinterpret_cast<const uint32_t*>(words) + column, t.zero, codes);
+    for (int k = 0; k < kGroup; ++k) {
+      const int unit = (group * kGroup + k) / t.unit;
+      float scale = d, min = m;
+      if constexpr (t.scales == Scales::k) {
+        scale *= static_cast<int8_t>(block[header.scale + unit * kTileColumns + column]);
+      } else if constexpr (t.scales == Scales::km) {
+        scale *= block[header.scale + unit * kTileColumns + column];
+        min *= -static_cast<float>(block[header.min + unit * kTileColumns + column]);
+      }
+      const float product = scale * static_cast<float>(codes[k]);  // exact
+      out[group * kGroup + k] = has_min(format) ? product + min : product;
+    }
+  }
+}
+
+template <WeightFormat format>
+void dequantize_blocks(const PackedWeight& w, int64_t row, float* out) {
+  const uint8_t* block = w.tile(row / kTileColumns);
+  for (int64_t b = 0; b < w.blocks(); ++b, block += block_bytes(format)) {
+    dequantize_block<format>(block, static_cast<int>(row % kTileColumns), out + b * traits_of(format).block);
+  }
+}
+
+template <class Element, class Convert>
+void convert_row(const PackedWeight& w, int64_t row, float* out, const Convert& convert) {
+  const auto* elements = reinterpret_cast<const Element*>(w.tile(row / kTileColumns)) + row % kTileColumns;
+  for (int64_t k = 0; k < w.k; ++k) out[k] = convert(elements[k * kTileColumns]);
+}
+
+float from_bfloat16(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+}  // namespace
+
+void dequantize_row(const PackedWeight& w, int64_t row, float* out) {
+  switch (w.format) {
+    case WeightFormat::f32:
+      return convert_row<float>(w, row, out, [](float v) { return v; });
+    case WeightFormat::f16:
+      return convert_row<uint16_t>(w, row, out, half_to_float);
+    case WeightFormat::bf16:
+      return convert_row<uint16_t>(w, row, out, from_bfloat16);
+    case WeightFormat::q4_0:
+      return dequantize_blocks<WeightFormat::q4_0>(w, row, out);
+    case WeightFormat::q4_1:
+      return dequantize_blocks<WeightFormat::q4_1>(w, row, out);
+    case WeightFormat::q5_0:
+      return dequantize_blocks<WeightFormat::q5_0>(w, row, out);
+    case WeightFormat::q5_1:
+      return dequantize_blocks<WeightFormat::q5_1>(w, row, out);
+    case WeightFormat::q8_0:
+      return dequantize_blocks<WeightFormat::q8_0>(w, row, out);
+    case WeightFormat::q4_k:
+      return dequantize_blocks<WeightFormat::q4_k>(w, row, out);
+    case WeightFormat::q5_k:
+      return dequantize_blocks<WeightFormat::q5_k>(w, row, out);
+    case WeightFormat::q6_k:
+      return dequantize_blocks<WeightFormat::q6_k>(w, row, out);
+  }
+}
+
+void dequantize(const PackedWeight& w, float* out, int64_t row_stride) {
+  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, w.k));
+  parallel_for(w.n, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) dequantize_row(w, row, out + row * row_stride);
+  });
+}
+
+}  // namespace inferx::cpu
