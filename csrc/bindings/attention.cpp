@@ -1,7 +1,266 @@
+#include "cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
 #include "bindings/bindings.h"
+#include "bindings/check.h"
+#include "cpu/reshape_and_cache.h"
+
+namespace py = pybind11;
 
 namespace inferx {
+namespace {
 
-void bind_attention(pybind11::module_&) {}
+constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::f16, DType::bf16};
+
+std::string at(int64_t index) { return "[" + std::to_string(index) + "]"; }
+
+// key_cache and value_cache: [N, B, Hk, D], one dtype, any strides with a contiguous last dimension.
+void check_caches(const char* op, const TensorRef& key_cache, const TensorRef& value_cache) {
+  Arg(op, "key_cache", key_cache).on_cpu().ndim(4).dtype(kFloats).last_dim_contiguous();
+  Arg(op, "value_cache", value_cache)
+      .on_cpu()
+      .same_shape("key_cache", key_cache)
+      .same_dtype("key_cache", key_cache)
+      .last_dim_contiguous();
+  if (key_cache.size(1) < 1) Arg(op, "key_cache", key_cache).expected("a block size of at least 1", "0");
+}
+
+void reshape_and_cache_flash(const TensorRef& key, const TensorRef& value, const TensorRef& key_cache,
+                             const TensorRef& value_cache, const TensorRef& slot_mapping) {
+  constexpr const char* op = "reshape_and_cache_flash";
+  Sym T{"T"};
+  check_caches(op, key_cache, value_cache);
+  Arg(op, "key_cache", key_cache).not_self_overlapping();
+  Arg(op, "value_cache", value_cache).not_self_overlapping();
+  Arg(op, "key", key)
+      .on_cpu()
+      .dtype(kFloats)
+      .shape({T, key_cache.size(2), key_cache.size(3)})
+      .last_dim_contiguous();
+  Arg(op, "value", value).on_cpu().same_dtype("key", key).same_shape("key", key).last_dim_contiguous();
+  Arg(op, "slot_mapping", slot_mapping).on_cpu().dtype({DType::i64}).shape({T}).contiguous();
+  const int64_t slots = key_cache.size(0) * key_cache.size(1);
+  const int64_t* slot = slot_mapping.ptr<int64_t>();
+  for (int64_t t = 0; t < T.value; ++t) {  // all of them before anything is written
+    if (slot[t] < -1 || slot[t] >= slots) {
+      fail_expected(op, "slot_mapping", "slots from 0 to " + std::to_string(slots - 1) + ", or -1 to skip",
+                    std::to_string(slot[t]) + " at " + at(t));
+    }
+  }
+  cpu::ReshapeAndCacheParams params{
+      {key.data, key.stride(0), key.stride(1)},
+      {value.data, value.stride(0), value.stride(1)},
+      {key_cache.data, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2)},
+      {value_cache.data, value_cache.stride(0), value_cache.stride(1), value_cache.stride(2)},
+      key.dtype,
+      key_cache.dtype,
+      slot,
+      T.value,
+      key.size(1),
+      key.size(2),
+      key_cache.size(1)};
+  py::gil_scoped_release release;
+  cpu::reshape_and_cache_flash(params);
+}
+
+void check_lengths(const char* op, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t batch,
+                   int64_t num_tokens, int64_t capacity) {
+  if (cu_seqlens_q[0] != 0) fail_expected(op, "cu_seqlens_q", "0 at [0]", std::to_string(cu_seqlens_q[0]));
+  for (int64_t b = 0; b < batch; ++b) {
+    if (cu_seqlens_q[b + 1] < cu_seqlens_q[b]) {
+      fail_expected(op, "cu_seqlens_q", "values that do not decrease",
+                    std::to_string(cu_seqlens_q[b + 1]) + " after " + std::to_string(cu_seqlens_q[b]) +
+                        " at " + at(b + 1));
+    }
+    if (seq_lens[b] < 0 || seq_lens[b] > capacity) {
+      fail_expected(
+          op, "seq_lens",
+          "lengths from 0 to " + std::to_string(capacity) + " (the width of block_tables x block size)",
+          std::to_string(seq_lens[b]) + " at " + at(b));
+    }
+  }
+  if (cu_seqlens_q[batch] != num_tokens) {
+    fail_expected(op, "cu_seqlens_q",
+                  "T=" + std::to_string(num_tokens) + " (the tokens of query) at " + at(batch),
+                  std::to_string(cu_seqlens_q[batch]));
+  }
+}
+
+// Only the blocks that some query reads: the entries of others may be anything.
+void check_block_ids(const char* op, const cpu::AttentionParams& p, int64_t num_blocks) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t q_len = p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b], seq_len = p.seq_lens[b];
+    if (q_len == 0) continue;
+    const int64_t first_key = p.window > 0 ? std::max<int64_t>(seq_len - q_len + 1 - p.window, 0) : 0;
+    const int32_t* table = p.block_tables + b * p.block_tables_stride;
+    for (int64_t i = first_key / p.block_size; i * p.block_size < seq_len; ++i) {
+      if (table[i] < 0 || table[i] >= num_blocks) {
+        fail_expected(
+            op, "block_tables", "block ids from 0 to " + std::to_string(num_blocks - 1),
+            std::to_string(table[i]) + " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
+      }
+    }
+  }
+}
+
+// Loads an optional tensor; false where it is None.
+bool load_optional(const char* op, const char* name, const py::object& object, TensorRef& tensor) {
+  if (object.is_none()) return false;
+  if (!load_tensor(object.ptr(), tensor)) {
+    throw py::type_error(std::string(op) + ": " + name + ": expected a torch.Tensor or None, got " +
+                         std::string(py::str(py::type::of(object))));
+  }
+  return true;
+}
+
+void paged_attention(const TensorRef& out, const py::object& lse_object, const TensorRef& query,
+                     const TensorRef& key_cache, const TensorRef& value_cache, const TensorRef& block_tables,
+                     const TensorRef& cu_seqlens_q, const TensorRef& seq_lens, double scale, int64_t window,
+                     double softcap, const py::object& sinks_object) {
+  constexpr const char* op = "paged_attention";
+  Sym T{"T"}, Hq{"Hq"}, batch{"batch"}, max_blocks{"max_blocks"};
+  TensorRef lse, sinks;
+  const bool has_lse = load_optional(op, "lse", lse_object, lse);
+  const bool has_sinks = load_optional(op, "sinks", sinks_object, sinks);
+
+  check_caches(op, key_cache, value_cache);
+  const int64_t num_kv_heads = key_cache.size(2), head_dim = key_cache.size(3),
+                block_size = key_cache.size(1);
+  Arg(op, "query", query).on_cpu().dtype({DType::f32}).shape({T, Hq, head_dim}).last_dim_contiguous();
+  if (head_dim < 8 || head_dim > cpu::kAttentionMaxHeadDim || head_dim % 8 != 0) {
+    fail_expected(op, "query", "a head_dim that is a multiple of 8 from 8 to 256", std::to_string(head_dim));
+  }
+  if (num_kv_heads < 1 || Hq.value < 1 || Hq.value % num_kv_heads != 0) {
+    fail_expected(op, "query",
+                  "a number of heads that is a multiple of key_cache's " + std::to_string(num_kv_heads),
+                  std::to_string(Hq.value));
+  }
+  Arg(op, "seq_lens", seq_lens).on_cpu().dtype({DType::i32}).shape({batch}).contiguous();
+  Arg(op, "cu_seqlens_q", cu_seqlens_q).on_cpu().dtype({DType::i32}).shape({batch.value + 1}).contiguous();
+  Arg(op, "block_tables", block_tables)
+      .on_cpu()
+      .dtype({DType::i32})
+      .shape({batch, max_blocks})
+      .last_dim_contiguous();
+  Arg(op, "out", out)
+      .on_cpu()
+      .same_dtype("query", query)
+      .same_shape("query", query)
+      .last_dim_contiguous()
+      .not_self_overlapping();
+  check_same_or_disjoint(op, "out", out, "query", query);
+  if (has_lse) Arg(op, "lse", lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
+  if (has_sinks) Arg(op, "sinks", sinks).on_cpu().dtype({DType::f32}).shape({Hq}).contiguous();
+  if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
+  if (!(softcap >= 0 && softcap <= 3e38))
+    fail_expected(op, "softcap", "a positive finite number, or 0 for none", std::to_string(softcap));
+  if (window < 0) fail_expected(op, "window", "a positive number, or 0 for none", std::to_string(window));
+
+  cpu::AttentionParams p{};
+  p.query = query.ptr<float>();
+  p.query_stride_token = query.stride(0);
+  p.query_stride_head = query.stride(1);
+  p.key_cache = key_cache.data;
+  p.key_stride_block = key_cache.stride(0);
+  p.key_stride_slot = key_cache.stride(1);
+  p.key_stride_head = key_cache.stride(2);
+  p.value_cache = value_cache.data;
+  p.value_stride_block = value_cache.stride(0);
+  p.value_stride_slot = value_cache.stride(1);
+  p.value_stride_head = value_cache.stride(2);
+  p.cache_dtype = key_cache.dtype;
+  p.block_tables = block_tables.ptr<int32_t>();
+  p.block_tables_stride = block_tables.stride(0);
+  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
+  p.seq_lens = seq_lens.ptr<int32_t>();
+  p.batch = batch.value;
+  p.num_heads = Hq.value;
+  p.num_kv_heads = num_kv_heads;
+  p.head_dim = head_dim;
+  p.block_size = block_size;
+  p.scale = static_cast<float>(scale);
+  p.softcap = static_cast<float>(softcap);
+  p.window = window;
+  p.sinks = has_sinks ? sinks.ptr<float>() : nullptr;
+  p.out = out.ptr<float>();
+  p.out_stride_token = out.stride(0);
+  p.out_stride_head = out.stride(1);
+  if (has_lse) {
+    p.lse = lse.ptr<float>();
+    p.lse_stride_token = lse.stride(0);
+    p.lse_stride_head = lse.stride(1);
+  }
+  check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, T.value, max_blocks.value * block_size);
+  check_block_ids(op, p, key_cache.size(0));
+  py::gil_scoped_release release;
+  cpu::paged_attention(p);
+}
+
+void merge_attn_states(const TensorRef& out, const py::object& out_lse_object, const TensorRef& prefix,
+                       const TensorRef& prefix_lse, const TensorRef& suffix, const TensorRef& suffix_lse) {
+  constexpr const char* op = "merge_attn_states";
+  Sym T{"T"}, Hq{"Hq"}, D{"D"};
+  TensorRef out_lse;
+  const bool has_lse = load_optional(op, "output_lse", out_lse_object, out_lse);
+  Arg(op, "prefix_output", prefix).on_cpu().dtype({DType::f32}).shape({T, Hq, D}).last_dim_contiguous();
+  Arg(op, "suffix_output", suffix).on_cpu().dtype({DType::f32}).shape({T, Hq, D}).last_dim_contiguous();
+  Arg(op, "prefix_lse", prefix_lse).on_cpu().dtype({DType::f32}).shape({T, Hq});
+  Arg(op, "suffix_lse", suffix_lse).on_cpu().dtype({DType::f32}).shape({T, Hq});
+  Arg(op, "output", out)
+      .on_cpu()
+      .dtype({DType::f32})
+      .shape({T, Hq, D})
+      .last_dim_contiguous()
+      .not_self_overlapping();
+  check_same_or_disjoint(op, "output", out, "prefix_output", prefix);
+  check_same_or_disjoint(op, "output", out, "suffix_output", suffix);
+  if (has_lse) {
+    Arg(op, "output_lse", out_lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
+    check_same_or_disjoint(op, "output_lse", out_lse, "prefix_lse", prefix_lse);
+    check_same_or_disjoint(op, "output_lse", out_lse, "suffix_lse", suffix_lse);
+  }
+  cpu::MergeStatesParams p{};
+  p.prefix = prefix.ptr<float>();
+  p.suffix = suffix.ptr<float>();
+  p.prefix_lse = prefix_lse.ptr<float>();
+  p.suffix_lse = suffix_lse.ptr<float>();
+  p.out = out.ptr<float>();
+  p.prefix_stride_token = prefix.stride(0);
+  p.prefix_stride_head = prefix.stride(1);
+  p.suffix_stride_token = suffix.stride(0);
+  p.suffix_stride_head = suffix.stride(1);
+  p.prefix_lse_stride_token = prefix_lse.stride(0);
+  p.prefix_lse_stride_head = prefix_lse.stride(1);
+  p.suffix_lse_stride_token = suffix_lse.stride(0);
+  p.suffix_lse_stride_head = suffix_lse.stride(1);
+  p.out_stride_token = out.stride(0);
+  p.out_stride_head = out.stride(1);
+  if (has_lse) {
+    p.out_lse = out_lse.ptr<float>();
+    p.out_lse_stride_token = out_lse.stride(0);
+    p.out_lse_stride_head = out_lse.stride(1);
+  }
+  p.num_tokens = T.value;
+  p.num_heads = Hq.value;
+  p.head_dim = D.value;
+  py::gil_scoped_release release;
+  cpu::merge_attn_states(p);
+}
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+  m.def("reshape_and_cache_flash", &reshape_and_cache_flash, py::arg("key"), py::arg("value"),
+        py::arg("key_cache"), py::arg("value_cache"), py::arg("slot_mapping"));
+  m.def("paged_attention", &paged_attention, py::arg("out"), py::arg("lse"), py::arg("query"),
+        py::arg("key_cache"), py::arg("value_cache"), py::arg("block_tables"), py::arg("cu_seqlens_q"),
+        py::arg("seq_lens"), py::arg("scale"), py::arg("window") = 0, py::arg("softcap") = 0.0,
+        py::arg("sinks") = py::none());
+  m.def("merge_attn_states", &merge_attn_states, py::arg("output"), py::arg("output_lse"),
+        py::arg("prefix_output"), py::arg("prefix_lse"), py::arg("suffix_output"), py::arg("suffix_lse"));
+}
 
 }  // namespace inferx

@@ -45,11 +45,10 @@ struct AttentionParams {
 };
 
 // Queries [first_query, first_query + num_queries) of one request with the heads of one KV head, over keys of
-// the splits [first_split, end_split).  With `partial` null the item writes `out`; otherwise each split's
-// state goes to partial[(split - first_split) * rows * attention_partial_floats(head_dim)].
+// the splits [first_split, end_split).  With `partial` < 0 the item writes `out`; otherwise each split's
+// state goes to partials[partial + (split - first_split) * rows * attention_partial_floats(head_dim)].
 struct AttentionItem {
-  int64_t request, kv_head, first_query, num_queries, first_split, end_split;
-  float* partial;
+  int64_t request, kv_head, first_query, num_queries, first_split, end_split, partial;
 };
 
 // Accumulator rows are padded to the widest vector.
@@ -63,5 +62,17 @@ constexpr int64_t attention_scratch_floats(int64_t head_dim, int64_t rows) {
 }
 
 void paged_attention(const AttentionParams& params);
+
+// Two attention results over disjoint keys, [T, num_heads, head_dim] and log-sum-exps [T, num_heads], into
+// one. `out` may be `prefix` or `suffix`.
+struct MergeStatesParams {
+  const float *prefix, *suffix, *prefix_lse, *suffix_lse;
+  float *out, *out_lse;  // out_lse may be null
+  int64_t prefix_stride_token, prefix_stride_head, suffix_stride_token, suffix_stride_head;
+  int64_t prefix_lse_stride_token, prefix_lse_stride_head, suffix_lse_stride_token, suffix_lse_stride_head;
+  int64_t out_stride_token, out_stride_head, out_lse_stride_token, out_lse_stride_head;
+  int64_t num_tokens, num_heads, head_dim;
+};
+void merge_attn_states(const MergeStatesParams& params);
 
 }  // namespace inferx::cpu

@@ -1,8 +1,6 @@
 // Vectors for the attention kernels: one native width per instruction set, loads that widen f16 and bf16, a
 // register transpose, exp and tanh.
 //
-// Every multiply that feeds an add is written as vfma: leaving the contraction to the compiler could give two
-// instantiations of one kernel different roundings, and results must not depend on which of them ran.
 // Internal linkage throughout: a comdat copy made with AVX flags could be the one the linker keeps for
 // everybody.
 #pragma once
@@ -10,7 +8,14 @@
 #include <cstring>
 
 #if defined(__SSE2__)
+// GCC 12 calls its own _mm512_undefined_ps() uninitialized wherever it is inlined.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/attention.h"
@@ -67,6 +72,8 @@ INFERX_INLINE V vfma(V a, V b, V c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -165,7 +172,8 @@ INFERX_INLINE V vload(const F16* p) {
 #endif
 }
 
-// Eight elements, the upper lanes 0: the end of a row whose length is 8 modulo 16.  Only 16-lane builds need it.
+// Eight elements, the upper lanes 0: the end of a row whose length is 8 modulo 16.  Only 16-lane builds need
+// it.
 #if defined(__AVX512F__)
 INFERX_INLINE V vload_low8(const float* p) { return _mm512_zextps256_ps512(_mm256_loadu_ps(p)); }
 INFERX_INLINE V vload_low8(const F16* p) {

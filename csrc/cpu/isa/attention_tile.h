@@ -1,13 +1,15 @@
-// The inner loops of attention over one tile of kAttentionTile keys: packing K and V, scores, and the weighted
-// sum of V.  Each output of each loop is one chain of fused multiply-adds in a fixed order (over head_dim for a
-// score, over keys for the sum), whatever the register blocking: blocking and row count never change a bit.
+// The inner loops of attention over one tile of kAttentionTile keys: packing K and V, scores, and the
+// weighted sum of V.  Each output of each loop is one chain of fused multiply-adds in a fixed order (over
+// head_dim for a score, over keys for the sum), whatever the register blocking: blocking and row count never
+// change a bit.
 #pragma once
 #include "cpu/isa/attention_simd.h"
 
 namespace inferx::cpu::INFERX_ISA {
 namespace {
 
-// Register blocks, rows x vectors.  32 registers hold 12x2 (scores) and 6x4 (values) accumulators, 16 hold 6x2.
+// Register blocks, rows x vectors.  32 registers hold 12x2 (scores) and 6x4 (values) accumulators, 16 hold
+// 6x2.
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 12, kValueRows = 6, kValueVecs = 4;
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -35,7 +37,8 @@ INFERX_NOINLINE void pack_keys(const T* const* rows, int64_t head_dim, float* pa
       vtranspose(block);
       for (int i = 0; i < kWidth; ++i) vstore(panel + (d + i) * kPanel, block[i]);
     }
-    if (d < head_dim) {
+    if constexpr (kWidth > 8) {
+      if (d == head_dim) continue;
       V block[kWidth];
       for (int i = 0; i < kWidth; ++i) block[i] = vload_low8(rows[key + i] + d);
       vtranspose(block);
@@ -71,7 +74,8 @@ INFERX_NOINLINE bool pack_values(const T* const* rows, int begin, int end, int64
 
 // scores[r][0..kPanel) = scale * q_r . k for kRows rows; q is [head_dim][kScoreRows], k one panel.
 template <int kRows>
-INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float scale, float* scores) {
+INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float scale,
+                                 float* scores) {
   V acc[kRows][2];
   for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vset(0.0f);
   for (int64_t d = 0; d < head_dim; ++d) {
@@ -122,17 +126,17 @@ INFERX_INLINE void scores_of(int rows, const float* q, const float* panel, int64
 template <int kVecs, class T, int kRows = kValueRows>
 INFERX_INLINE void values_of_rows(int count, const float* weights, const T* const* rows, int64_t d, int begin,
                                   int end, const float* alpha, float* acc, int64_t stride) {
-  if (count == kRows)
-    return value_block<kRows, kVecs, T>(weights, rows, d, begin, end, alpha, acc, stride);
+  if (count == kRows) return value_block<kRows, kVecs, T>(weights, rows, d, begin, end, alpha, acc, stride);
   if constexpr (kRows > 1)
     values_of_rows<kVecs, T, kRows - 1>(count, weights, rows, d, begin, end, alpha, acc, stride);
 }
 
 template <class T, int kVecs = kValueVecs>
-INFERX_INLINE void values_of(int vecs, int count, const float* weights, const T* const* rows, int64_t d, int begin,
-                             int end, const float* alpha, float* acc, int64_t stride) {
+INFERX_INLINE void values_of(int vecs, int count, const float* weights, const T* const* rows, int64_t d,
+                             int begin, int end, const float* alpha, float* acc, int64_t stride) {
   if (vecs >= kVecs) return values_of_rows<kVecs, T>(count, weights, rows, d, begin, end, alpha, acc, stride);
-  if constexpr (kVecs > 1) values_of<T, kVecs - 1>(vecs, count, weights, rows, d, begin, end, alpha, acc, stride);
+  if constexpr (kVecs > 1)
+    values_of<T, kVecs - 1>(vecs, count, weights, rows, d, begin, end, alpha, acc, stride);
 }
 
 }  // namespace

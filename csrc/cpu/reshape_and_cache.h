@@ -1,0 +1,35 @@
+// Writing new keys and values into the paged cache.
+#pragma once
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "dtype.h"
+
+namespace inferx::cpu {
+
+// Rows of [T, heads, dim] (input) or [N, B, heads, dim] (cache); the last dimension is contiguous.
+struct CacheInput {
+  const void* data;
+  int64_t stride_token, stride_head;
+};
+struct CacheOutput {
+  void* data;
+  int64_t stride_block, stride_slot, stride_head;
+};
+
+struct ReshapeAndCacheParams {
+  CacheInput key, value;
+  CacheOutput key_cache, value_cache;
+  DType input_dtype, cache_dtype;  // float32, float16 or bfloat16
+  const int64_t* slot_mapping;     // [T]; negative skips; otherwise below num_blocks * block_size
+  int64_t num_tokens, num_heads, head_dim, block_size;
+};
+
+struct ReshapeAndCacheKernels {
+  void (*store)(const ReshapeAndCacheParams& params, int64_t first_token, int64_t end_token);
+};
+INFERX_DECLARE_KERNELS(ReshapeAndCacheKernels, reshape_and_cache_kernels)
+
+void reshape_and_cache_flash(const ReshapeAndCacheParams& params);
+
+}  // namespace inferx::cpu
