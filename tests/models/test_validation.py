@@ -1,0 +1,113 @@
+"""Configurations that no layer can run are refused with the field's name and value; sizes and registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_harness import load, save, tiny_model
+from test_families import gemma3, llama, mistral
+
+from inferx.errors import LoadError
+from inferx.loader.config import ModelConfig, RopeConfig
+from inferx.models import model_class
+from inferx.models.registry import FAMILIES
+from inferx.models.validation import validate_config
+
+GOOD = ModelConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=16,
+    max_position_embeddings=128,
+)
+
+
+LONGROPE_TOO_SHORT = RopeConfig(
+    rope_type="longrope",
+    original_max_position_embeddings=64,
+    short_factor=(1.0,) * 8,
+    long_factor=(1.0,) * 7,
+)
+
+
+def test_good_configuration_passes() -> None:
+    validate_config(GOOD, "model")
+    validate_config(replace(GOOD, head_dim=8), "model")
+    validate_config(replace(GOOD, head_dim=256), "model")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_key_value_heads": 4}, r"num_attention_heads \(6\).*num_key_value_heads \(4\)"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
+        ({"head_dim": 12}, "head_dim must be a multiple of 8 up to 256, got 12"),
+        ({"head_dim": 264}, "head_dim must be a multiple of 8 up to 256, got 264"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
+        ({"hidden_act": "relu"}, r"hidden_act must be one of .*silu.*got 'relu'"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
+        ({"layer_types": ("full_attention",)}, "layer_types has 1 entries for 2 layers"),
+        ({"layer_types": ("full_attention", "linear_attention")}, "linear_attention"),
+        ({"layer_types": ("full_attention", "sliding_attention")}, "sliding_window is not set"),
+        ({"rope": RopeConfig(rope_type="ntk")}, r"rope_type must be one of .*got 'ntk'"),  # type: ignore[arg-type]
+        ({"rope": RopeConfig(partial_rotary_factor=0.2)}, "3 rotating elements"),
+        ({"rope": RopeConfig(partial_rotary_factor=1.5)}, "24 rotating elements"),
+        ({"rope": RopeConfig(theta=0.0)}, "theta must be above 1"),
+        ({"rope": RopeConfig(rope_type="linear", factor=0.0)}, "factor above 0"),
+        ({"rope": RopeConfig(rope_type="yarn", factor=2.0)}, "needs original_max_position_embeddings"),
+        ({"rope": LONGROPE_TOO_SHORT}, "long_factor must have 8 entries, got 7"),
+        ({"rope": RopeConfig(freq_factors=(1.0,))}, "freq_factors must have 8 entries, got 1"),
+        ({"rope": RopeConfig(rope_type="dynamic", partial_rotary_factor=0.125)}, "at least 4"),
+        ({"rope_local": RopeConfig(theta=-1.0)}, "rope_local"),
+    ],
+)
+def test_bad_configurations(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        validate_config(replace(GOOD, **fields), "model")
+
+
+def test_registry_knows_every_name() -> None:
+    assert [family.architecture for family in FAMILIES] == [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "phi3",
+    ]
+    for family in FAMILIES:
+        for name in (family.architecture, *family.hf_architectures, *family.gguf_architectures):
+            assert model_class(name) is family
+    with pytest.raises(LoadError, match=r"'GPT2LMHeadModel'.*llama, mistral"):
+        model_class("GPT2LMHeadModel")
+
+
+def test_sizes_follow_the_true_head_dim(tmp_path: Path) -> None:
+    model = load(save(tiny_model(mistral(head_dim=40)), tmp_path))
+    assert model.num_kv_layers == 2
+    assert model.kv_cache_shape(7, 16) == (7, 16, 2, 40)
+    assert model.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 40 * 4
+    assert model.kv_bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 40 * 2
+    assert model.prefix_cache_key(100) is None
+
+
+def test_wrong_number_of_caches(tmp_path: Path) -> None:
+    model = load(save(tiny_model(llama()), tmp_path))
+    ids = torch.tensor([5])
+    with pytest.raises(ValueError, match="kv: expected 2"):
+        model.forward(ids, ids, None, [], None)  # type: ignore[arg-type]
+
+
+def test_gemma_completes_its_configuration(tmp_path: Path) -> None:
+    model = load(save(tiny_model(gemma3()), tmp_path))
+    assert model.config.qk_norm
+    assert model.config.embedding_scale == 8.0
