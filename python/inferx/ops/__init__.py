@@ -5,14 +5,31 @@ Ops are for inference: they do not record gradients.
 
 from __future__ import annotations
 
-from inferx.ops import _lib  # noqa: F401
-from inferx.ops.attention import *  # noqa: F403
-from inferx.ops.embedding import *  # noqa: F403
+from inferx.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from inferx.ops.attention import merge_attn_states, paged_attention, reshape_and_cache_flash
+from inferx.ops.cache import copy_blocks
+from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
-from inferx.ops.linear import *  # noqa: F403
+from inferx.ops.linear import PackedWeight, linear, pack_weight
+from inferx.ops.norm import fused_add_rms_norm, rms_norm
+from inferx.ops.rotary import rotary_embedding
 
 __all__ = [
+    "PackedWeight",
     "build_info",
+    "copy_blocks",
+    "embedding",
+    "fused_add_rms_norm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
     "get_num_threads",
+    "linear",
+    "merge_attn_states",
+    "pack_weight",
+    "paged_attention",
+    "reshape_and_cache_flash",
+    "rms_norm",
+    "rotary_embedding",
     "set_num_threads",
+    "silu_and_mul",
 ]

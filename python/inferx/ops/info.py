@@ -6,6 +6,8 @@ from typing import Any
 
 from inferx import _C
 
+__all__ = ["build_info", "get_num_threads", "set_num_threads"]
+
 
 def build_info() -> dict[str, Any]:
     """What this build of inferx holds.

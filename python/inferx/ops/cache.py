@@ -1,0 +1,42 @@
+"""Copying blocks of the paged KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inferx import _C
+from inferx.ops._lib import is_compiling, register
+
+__all__ = ["copy_blocks"]
+
+_copy_blocks = register(
+    "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()",
+    _C.copy_blocks,
+)
+
+
+def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
+    """Copies whole blocks within every cache, in place: copy on write for forks and partly matched prefixes.
+
+    Args:
+        key_caches: one tensor per layer, ``[num_blocks, ...]``, any dtype.  A block is one run of memory or
+            evenly spaced runs of it; the rest of the strides is free.
+        value_caches: likewise, as many as ``key_caches``.
+        block_mapping: ``[n, 2]`` int64, contiguous: (source, destination) pairs.  A source may feed several
+            destinations; a destination occurs once and is no source, because the pairs are copied in any
+            order.  On the CPU or on the caches' device.
+
+    On a GPU this is one launch for all layers and pairs.  A mapping on the CPU is checked and moved there;
+    one that is on the GPU already cannot be looked at, and pairs out of range are skipped.
+
+    Raises:
+        IndexError: a block number is out of range; nothing has been copied then.
+        ValueError: a shape, dtype, device or stride is wrong, or the pairs depend on their order.
+    """
+    if is_compiling():
+        _copy_blocks(key_caches, value_caches, block_mapping)
+        return
+    if key_caches and key_caches[0].is_cuda and not block_mapping.is_cuda:
+        _C.check_block_mapping(block_mapping, min(len(cache) for cache in (*key_caches, *value_caches)))
+        block_mapping = block_mapping.to(key_caches[0].device)
+    _C.copy_blocks(key_caches, value_caches, block_mapping)
