@@ -50,31 +50,11 @@ async def encode_conversation(
     context: ServerContext, body: TemplateFields, tools: list[dict[str, Any]] | None
 ) -> list[int]:
     """Token ids of the rendered conversation.  The template writes BOS itself where the model has one."""
-    messages = conversation(body.messages)
-    prompt_kwargs = template_kwargs(body)
-    continued = bool(body.continue_final_message)
-    add_generation_prompt = (
-        not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    )
-    if continued and add_generation_prompt:
-        raise bad_request(
-            "continue_final_message needs add_generation_prompt=false", "continue_final_message"
-        )
-    text = await context.text.render(messages, tools, add_generation_prompt, prompt_kwargs)
-    if continued:
-        text = _cut_after(text, messages[-1]["content"])
-    return await context.text.encode(text, bool(body.add_special_tokens), "messages")
-
-
-def _cut_after(text: str, content: str) -> str:
-    """The rendered text up to the end of its last message, so that the model goes on with it."""
-    content = content.rstrip()  # templates trim, and a trailing space would tokenise apart
-    end = text.rfind(content)
-    if not content or end < 0:
-        raise bad_request(
-            "continue_final_message: the last message is empty or the template rewrites it", "messages"
-        )
-    return text[: end + len(content)]
+    if body.continue_final_message:
+        raise bad_request("continue_final_message is not supported", "continue_final_message")
+    kwargs = template_kwargs(body)
+    add_generation_prompt = body.add_generation_prompt is not False
+    return await context.text.encode_chat(conversation(body.messages), tools, add_generation_prompt, kwargs)
 
 
 def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:
@@ -176,7 +156,7 @@ class ChatCompletion:
 
     def _deltas(self, output: RequestOutput) -> list[tuple[Choice, Delta]]:
         if output.prompt_logprobs is not None:
-            self.prompt_entries = output.prompt_logprobs
+            self.prompt_entries = list(output.prompt_logprobs)
         result = []
         for sample in output.outputs:
             choice = self.choices[sample.index]

@@ -169,7 +169,7 @@ class Completion:
     def _deltas(self, number: int, output: RequestOutput) -> list[tuple[Choice, Delta]]:
         """What an output adds to each choice; the echoed prompt comes before a choice's first."""
         if output.prompt_logprobs is not None:
-            self.prompt_entries[number] = output.prompt_logprobs
+            self.prompt_entries[number] = list(output.prompt_logprobs)
         result = []
         for sample in output.outputs:
             choice = self.choices[number][sample.index]

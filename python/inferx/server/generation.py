@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from typing import cast
 
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
@@ -63,8 +64,8 @@ class OutputStream:
         await self._source.aclose()
 
 
-def _start(engine: AsyncEngine, job: Job) -> AsyncIterator[RequestOutput]:
-    return engine.generate(
+def _start(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
+    outputs = engine.generate(
         job.prompt_token_ids,
         job.params,
         job.request_id,
@@ -72,18 +73,22 @@ def _start(engine: AsyncEngine, job: Job) -> AsyncIterator[RequestOutput]:
         cache_salt=job.cache_salt,
         arrival_time=job.arrival_time,
     )
+    # An engine's iterator can be closed, which aborts the request; its type does not say so.
+    return cast(AsyncGenerator[RequestOutput, None], outputs)
 
 
-async def _merge(sources: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def _merge(
+    sources: list[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Items of all sources in order of arrival.  The first error ends the others."""
     if len(sources) == 1:
-        async with contextlib.aclosing(sources[0]) as source:  # type: ignore[type-var]
+        async with contextlib.aclosing(sources[0]) as source:
             async for output in source:
                 yield 0, output
         return
     queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
-    async def pump(number: int, source: AsyncIterator[RequestOutput]) -> None:
+    async def pump(number: int, source: AsyncGenerator[RequestOutput, None]) -> None:
         try:
             async for output in source:
                 queue.put_nowait((number, output))

@@ -8,7 +8,7 @@ that are no text escaped.
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inferx.engine.protocol import TokenLogprobs
@@ -26,6 +26,7 @@ class AlignedToken:
     piece: str
     offset: int
     logprobs: TokenLogprobs | None  # None for a prompt's first token
+    partial: bool = False  # its bytes begin or continue a character that a later token completes
 
 
 class TokenNames:
@@ -69,7 +70,8 @@ class TokenAligner:
             piece = self._decoder.decode(data)
             if not data and self.show_special_tokens:
                 piece += self.names.tokenizer.id_to_token(token_id)
-            self._held.append(AlignedToken(token_id, piece, self._end, entry))
+            partial = bool(data) and not piece
+            self._held.append(AlignedToken(token_id, piece, self._end, entry, partial))
             self._end += len(piece)
 
     def release(self, text_length: int, *, finished: bool = False, trim: bool = False) -> list[AlignedToken]:
@@ -78,6 +80,10 @@ class TokenAligner:
         finished: nothing will follow, so all that is held is released, or, with ``trim`` (a stop string
         ended the answer), what begins behind the text is dropped.
         """
+        if finished and not trim and self._held:
+            # Bytes that never became a character show as U+FFFD in the text, too.
+            last = self._held[-1]
+            self._held[-1] = replace(last, piece=last.piece + self._decoder.decode(b"", final=True))
         count = 0
         for token in self._held:
             ends = token.offset + len(token.piece)
@@ -86,6 +92,8 @@ class TokenAligner:
             if not (begun if trim else finished or ends <= text_length):
                 break
             count += 1
+        while count and self._held[count - 1].partial and (trim or not finished):
+            count -= 1  # goes with the token that completes the character
         released = self._held[:count]
         self._held = [] if finished else self._held[count:]
         return released

@@ -12,7 +12,7 @@ MAX_TEMPLATE_KWARGS = 32
 MAX_TEMPLATE_KWARG_CHARS = 4096
 # What rendering itself passes to the template.
 RESERVED_KWARGS = frozenset(
-    ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token")
+    ("messages", "tools", "add_generation_prompt", "chat_template", "parse_special_in_content", "range")
 )
 
 

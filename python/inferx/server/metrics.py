@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -122,7 +122,9 @@ class ServerMetrics:
         """The text format that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-    async def observe(self, outputs: AsyncIterator[RequestOutput], job: Job) -> AsyncIterator[RequestOutput]:
+    async def observe(
+        self, outputs: AsyncGenerator[RequestOutput, None], job: Job
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Pass the outputs of one request through and count them; leaving early counts as an abort."""
         arrival = time.monotonic() if job.arrival_time is None else job.arrival_time
         last: dict[int, float] = {}
@@ -130,7 +132,7 @@ class ServerMetrics:
         unfinished = set(range(job.params.n))
         reason = "abort"
         try:
-            async with contextlib.aclosing(outputs) as source:  # type: ignore[type-var]
+            async with contextlib.aclosing(outputs) as source:
                 async for output in source:
                     now = time.monotonic()
                     for sample in output.outputs:

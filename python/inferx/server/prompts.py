@@ -71,8 +71,8 @@ def room_for_output(
     if max_tokens > room:
         raise bad_request(
             f"the maximum context length is {max_model_len} tokens, but "
-            f"{shorten(num_prompt_tokens + max_tokens)} were asked for: {num_prompt_tokens} in the prompt and "
-            f"{shorten(max_tokens)} as {max_tokens_param}",
+            f"{shorten(num_prompt_tokens + max_tokens)} were asked for: "
+            f"{num_prompt_tokens} in the prompt and {shorten(max_tokens)} as {max_tokens_param}",
             max_tokens_param,
             "context_length_exceeded",
         )

@@ -146,7 +146,6 @@ class TemplateFields(RequestModel):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FailFast()] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")

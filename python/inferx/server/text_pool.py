@@ -54,32 +54,35 @@ class TextPool:
     async def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await self.run(len(ids), self.tokenizer.decode, ids, skip_special_tokens)
 
-    async def render(
+    async def encode_chat(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         add_generation_prompt: bool,
         kwargs: dict[str, Any],
-    ) -> str:
-        """The conversation as the model's template writes it; 400 when the template refuses it."""
+    ) -> list[int]:
+        """Token ids of a conversation as the model's template writes it; 400 when the template refuses it.
+
+        Text that looks like a control token comes out as ordinary tokens: a message cannot end its turn.
+        """
         if not self.tokenizer.has_chat_template:
             raise bad_request("this model has no chat template; use /v1/completions", "messages")
-        size = sum(len(m["content"]) for m in messages)
+        size = sum(len(message["content"]) for message in messages)
         if size > self.max_chars:
             raise self._too_long(size, "messages")
 
-        def apply() -> str:
-            return self.tokenizer.apply_chat_template(
+        def encode() -> list[int]:
+            return self.tokenizer.encode_chat(
                 messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
             )
 
         try:
-            return await self.run(size, apply)
+            return await self.run(size, encode)
         except InferxError:
             raise
         except Exception as error:
-            # Templates raise on conversations they do not allow, and trip over unexpected shapes.
-            message = f"the chat template refused the messages: {shorten(str(error), 200)}"
+            # Templates are programs of others: they may trip over whatever the caller put in.
+            message = f"the chat template failed on the messages: {shorten(str(error), 200)}"
             raise bad_request(message, "messages") from error
 
     @property

@@ -1,0 +1,80 @@
+"""Entry point: commands, and errors as one line on stderr with exit code 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from inferx.cli.chat import chat
+from inferx.cli.env import env
+from inferx.cli.generate import generate
+from inferx.cli.serve import serve
+from inferx.errors import InferxError
+
+cli = typer.Typer(
+    name="inferx",
+    help="An LLM inference engine.",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from inferx import __version__
+
+        print(f"inferx {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+for command in (serve, generate, chat, env):
+    cli.command()(command)
+
+
+def app(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code.  0 success, 1 error, 130 interrupted."""
+    try:
+        code = cli(args=arguments, standalone_mode=False)
+    except BrokenPipeError:
+        return _end_quietly()
+    except (InferxError, OSError) as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        # typer's usage errors; their base class has moved between versions.
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(error.format_message())
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print(f"inferx: error: {message}", file=sys.stderr)
+    return 1
+
+
+def _end_quietly() -> int:
+    """The reader of our output has left (``inferx generate ... | head``); that is no error of ours."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(app())

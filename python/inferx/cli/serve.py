@@ -1,0 +1,77 @@
+"""``inferx serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from inferx.cli.options import (
+    DEFAULT_MODEL,
+    MODEL_HELP,
+    check_generation_config,
+    parse_bytes,
+    takes_engine_options,
+)
+from inferx.engine.args import EngineArgs
+from inferx.errors import InvalidRequestError
+from inferx.server.args import ServerArgs
+
+SERVER_PANEL = "Server"
+API_KEY_VARIABLE = "INFERX_API_KEY"
+
+
+def _option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=SERVER_PANEL)
+
+
+@takes_engine_options
+def serve(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
+    model_option: Annotated[str | None, typer.Option("--model", hidden=True)] = None,
+    host: Annotated[str, _option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _option("--port", help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        _option("--served-model-name", help="Name in the API; may be repeated."),
+    ] = None,
+    api_key: Annotated[
+        str | None, _option("--api-key", help=f"Key that requests must carry (or ${API_KEY_VARIABLE}).")
+    ] = None,
+    generation_config: Annotated[
+        str, _option("--generation-config", help="Sampling defaults: auto (the model's) or none.")
+    ] = "auto",
+    max_body_size: Annotated[
+        str, _option("--max-body-size", help="Largest request body, for instance 16MiB.")
+    ] = "16MiB",
+    shutdown_timeout: Annotated[
+        int, _option("--shutdown-timeout", help="Seconds running requests get after SIGTERM.")
+    ] = 5,
+    access_log: Annotated[bool, _option("--access-log", help="Log every request.")] = False,
+    engine_args: EngineArgs = EngineArgs(),  # noqa: B008 (replaced by the flags)
+) -> None:
+    """Serve a model over HTTP: OpenAI's API under /v1, /metrics for Prometheus."""
+    if not 0 <= port <= 65535:
+        raise InvalidRequestError(f"--port must be from 0 to 65535, got {port}")
+    if shutdown_timeout < 0:
+        raise InvalidRequestError(f"--shutdown-timeout must not be negative, got {shutdown_timeout}")
+    names = tuple(served_model_name or ())
+    server_args = ServerArgs(
+        host=host,
+        port=port,
+        served_model_names=names,
+        generation_config=check_generation_config(generation_config),
+        api_key=api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        max_body_bytes=parse_bytes(max_body_size),
+        shutdown_timeout=shutdown_timeout,
+        access_log=access_log,
+    )
+    engine_args = msgspec.structs.replace(
+        engine_args, model=model_option or model, served_model_name=names[0] if names else None
+    )
+    from inferx.server.serve import run_server
+
+    run_server(engine_args, server_args, show_progress=sys.stderr.isatty())
