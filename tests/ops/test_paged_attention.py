@@ -102,8 +102,10 @@ def test_rows_without_keys() -> None:
     batch = paged(*random_requests([(3, 1), (2, 0), (1, 5)], 4, 2, 64, seed=6))
     out, lse = run(batch)
     empty = [0, 1, 3, 4]
-    assert (out[empty] == 0).all() and (lse[empty] == -torch.inf).all()
-    assert (out[[2, 5]] != 0).all() and lse[[2, 5]].isfinite().all()
+    assert (out[empty] == 0).all()
+    assert (lse[empty] == -torch.inf).all()
+    assert (out[[2, 5]] != 0).all()
+    assert lse[[2, 5]].isfinite().all()
     out, lse = run(batch, sinks=torch.tensor([1.0, 2.0, 3.0, -torch.inf]))
     assert (out[empty] == 0).all()
     assert torch.equal(lse[empty], torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]).expand(4, 4))
@@ -145,11 +147,13 @@ def test_garbage_is_never_read() -> None:
     """`paged` fills unused slots, blocks and table entries with NaN and nonsense; inf must not differ."""
     batch = paged(*random_requests(MIXED, 4, 2, 64, seed=8))
     out, lse = run(batch)
-    assert not out.isnan().any() and not lse.isnan().any()
+    assert not out.isnan().any()
+    assert not lse.isnan().any()
     for cache in (batch.key_cache, batch.value_cache):
         cache[cache.isnan()] = torch.inf
     again, lse_again = run(batch)
-    assert torch.equal(out, again) and torch.equal(lse, lse_again)
+    assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -164,7 +168,8 @@ def test_rows_do_not_touch_keys_they_do_not_see(bad: float, q_len: int) -> None:
         keys[0][first], values[0][first] = bad, bad
         dirty, _ = run(paged(queries, keys, values), window=50)
         assert torch.equal(clean[1:-1], dirty[1:-1])
-        assert dirty[0].isnan().all() and dirty[-1].isnan().all()
+        assert dirty[0].isnan().all()
+        assert dirty[-1].isnan().all()
 
 
 # ---- the same bits whatever surrounds a row ---------------------------------------------------------------
@@ -172,6 +177,10 @@ def test_rows_do_not_touch_keys_they_do_not_see(bad: float, q_len: int) -> None:
 
 def rows_of(batch: Batch, request: int) -> slice:
     return slice(int(batch.cu_seqlens_q[request]), int(batch.cu_seqlens_q[request + 1]))
+
+
+def same(pair: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(pair, other, strict=True))
 
 
 VARIANTS: list[dict[str, Any]] = [{}, {"window": 100}, {"softcap": 5.0}, {"sinks": True}]
@@ -194,22 +203,20 @@ def test_bits_do_not_depend_on_batch_chunks_blocks_threads(
         for count in (2, 3):
             ops.set_num_threads(count)
             again, lse_again = run(mixed, **options)
-            assert torch.equal(out, again) and torch.equal(lse, lse_again), f"{count} threads"
+            assert same((out, lse), (again, lse_again)), f"{count} threads"
         for block_size, head_major, seed in ((8, False, 1), (16, True, 2), (128, True, 3), (1, False, 4)):
             other = paged(
                 queries, keys, values, block_size=block_size, head_major=head_major, seed=seed, spare_blocks=9
             )
             again, lse_again = run(other, **options)
-            assert torch.equal(out, again) and torch.equal(lse, lse_again), (block_size, head_major)
+            assert same((out, lse), (again, lse_again)), (block_size, head_major)
         for request in range(len(MIXED)):
             alone = paged(
                 queries[request : request + 1], keys[request : request + 1], values[request : request + 1]
             )
             again, lse_again = run(alone, **options)
             rows = rows_of(mixed, request)
-            assert torch.equal(out[rows], again) and torch.equal(lse[rows], lse_again), (
-                f"request {request} alone"
-            )
+            assert same((out[rows], lse[rows]), (again, lse_again)), f"request {request} alone"
     finally:
         ops.set_num_threads(threads)
 
@@ -227,7 +234,7 @@ def test_bits_do_not_depend_on_chunks(chunk: int, dtype: torch.dtype) -> None:
         stop = min(start + chunk, length)
         part = paged([queries[0][start:stop]], [keys[0][:stop]], [values[0][:stop]], dtype=dtype)
         out, lse = run(part, window=550)
-        assert torch.equal(out, whole[start:stop]) and torch.equal(lse, whole_lse[start:stop]), start
+        assert same((out, lse), (whole[start:stop], whole_lse[start:stop])), start
 
 
 def test_one_long_decode_on_several_threads() -> None:
@@ -241,7 +248,8 @@ def test_one_long_decode_on_several_threads() -> None:
     finally:
         ops.set_num_threads(threads)
     for out, lse in results[1:]:
-        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
     check(batch)
 
 
@@ -276,8 +284,10 @@ def test_strided_query_and_output() -> None:
     wide = torch.full((6, 2, 6, 70), 7.0)
     out = wide[:, 1, :, :64]
     got = ops.paged_attention(qkv[:, :6], *batch.arguments()[1:], batch.scale, out=out)
-    assert got is out and torch.equal(out, expected)
-    assert (wide[:, 0] == 7).all() and (wide[..., 64:] == 7).all()
+    assert got is out
+    assert torch.equal(out, expected)
+    assert (wide[:, 0] == 7).all()
+    assert (wide[..., 64:] == 7).all()
     query = batch.query.clone()
     ops.paged_attention(query, *batch.arguments()[1:], batch.scale, out=query)
     assert torch.equal(query, expected)
@@ -298,21 +308,24 @@ def int32(*values: Any) -> torch.Tensor:
 BAD: list[tuple[str, dict[str, Any]]] = [
     (r"query: expected dtype float32, got float16", {"query": torch.zeros(6, 4, 64).half()}),
     (r"query: expected shape .*64\], got \[6, 4, 32\]", {"query": torch.zeros(6, 4, 32)}),
-    (r"query: expected a number of heads that is a multiple of key_cache's 2, got 3", {"query": torch.zeros(6, 3, 64)}),
+    (r"query: expected a number of heads that is a multiple of key_cache's 2, got 3",
+     {"query": torch.zeros(6, 3, 64)}),
     (r"query: expected a contiguous last dim", {"query": torch.zeros(6, 64, 4).transpose(1, 2)}),
     (r"key_cache: expected 4 dimensions", {"key_cache": torch.zeros(10, 16, 64)}),
     (r"key_cache: expected dtype .*, got int8", {"key_cache": torch.zeros(10, 16, 2, 64, dtype=torch.int8)}),
     (r"value_cache: expected dtype float32 as key_cache, got bfloat16",
      {"value_cache": torch.zeros(10, 16, 2, 64).bfloat16()}),
     (r"value_cache: expected shape", {"value_cache": torch.zeros(9, 16, 2, 64)}),
-    (r"block_tables: expected dtype int32, got int64", {"block_tables": torch.zeros(2, 6, dtype=torch.int64)}),
+    (r"block_tables: expected dtype int32, got int64",
+     {"block_tables": torch.zeros(2, 6, dtype=torch.int64)}),
     (r"block_tables: expected shape", {"block_tables": torch.zeros(3, 6, dtype=torch.int32)}),
     (r"block_tables: expected block ids from 0 to 9, got 10 at \[1, 5\]",
      {"block_tables": int32([0, 1, 2, 3, 0, 0], [0, 1, 2, 3, 4, 10])}),
     (r"block_tables: expected block ids from 0 to 9, got -1 at \[0, 0\]",
      {"block_tables": int32([-1, 1, 2, 3, 0, 0], [0, 1, 2, 3, 4, 5])}),
     (r"cu_seqlens_q: expected 0 at \[0\], got 1", {"cu_seqlens_q": int32(1, 5, 6)}),
-    (r"cu_seqlens_q: expected values that do not decrease, got 6 after 7 at \[2\]", {"cu_seqlens_q": int32(0, 7, 6)}),
+    (r"cu_seqlens_q: expected values that do not decrease, got 6 after 7 at \[2\]",
+     {"cu_seqlens_q": int32(0, 7, 6)}),
     (r"cu_seqlens_q: expected T=6 .* at \[2\], got 5", {"cu_seqlens_q": int32(0, 4, 5)}),
     (r"cu_seqlens_q: expected shape", {"cu_seqlens_q": int32(0, 6)}),
     (r"seq_lens: expected lengths from 0 to 96 .*, got 97 at \[1\]", {"seq_lens": int32(60, 97)}),
@@ -358,7 +371,8 @@ def test_torch_op() -> None:
     out, lse = torch.empty_like(batch.query), torch.empty(6, 4)
     torch.ops.inferx.paged_attention(out, lse, *batch.arguments(), batch.scale)
     expected, expected_lse = run(batch)
-    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
 
 
 # ---- merge_attn_states -----------------------------------------------------------------------------------
@@ -388,7 +402,8 @@ def test_merge_matches_float64() -> None:
         expected = a.double().nan_to_num(0.0) * weights[0] + b.double().nan_to_num(0.0) * weights[1]
         torch.testing.assert_close(out.double(), expected, rtol=2e-6, atol=2e-6)
         torch.testing.assert_close(lse.double(), expected_lse, rtol=2e-6, atol=2e-6)
-        assert (out[4, 0] == 0).all() and torch.equal(out[2, 1], a[2, 1])
+        assert (out[4, 0] == 0).all()
+        assert torch.equal(out[2, 1], a[2, 1])
         in_place = a.clone()
         assert ops.merge_attn_states(in_place, lse_a, b, lse_b, out=in_place) is in_place
         assert torch.equal(in_place, out)

@@ -81,8 +81,8 @@ def paged_attention(
         query: float32 [T, num_heads, head_dim], any strides with a contiguous last dimension; head_dim a
             multiple of 8 up to 256.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], float32, float16 or
-            bfloat16, any strides with a contiguous last dimension, any block size.  num_heads is a multiple of
-            num_kv_heads; query head h reads KV head ``h // (num_heads // num_kv_heads)``.  Slots that no
+            bfloat16, any strides with a contiguous last dimension, any block size.  num_heads is a multiple
+            of num_kv_heads; query head h reads KV head ``h // (num_heads // num_kv_heads)``.  Slots that no
             query sees are not read, whatever they hold.
         block_tables: int32 [batch, max_blocks].  Entries that no query needs are not read.
         cu_seqlens_q: int32 [batch + 1], from 0 to T.  Requests may have no query.
