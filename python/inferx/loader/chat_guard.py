@@ -1,17 +1,18 @@
 """Keeping control tokens out of what users write.
 
-A chat template joins its own markers (``<|im_end|>``) with text from outside.  Encoded as one string, marker text
-inside a message would become the real control token and forge a turn.  So, before rendering, every marker inside
-a user-supplied string is replaced by one private-use character that occurs nowhere in the inputs; after rendering
-those characters show where outside text lies, and the tokenizer encodes it as ordinary sub-words.
+A chat template joins its own markers (``<|im_end|>``) with text from outside.  Encoded as one string,
+marker text inside a message would become the real control token and forge a turn.  So, before rendering,
+every marker inside a user-supplied string is replaced by one private-use character that occurs nowhere in
+the inputs; after rendering those characters show where outside text lies, and the tokenizer encodes it as
+ordinary sub-words.
 
-A single character survives whatever a template does to strings (strip, split, upper, tojson).  A string that ends
-like the beginning of a marker ("...<|im_") has that beginning's first character replaced too, so that no marker can
-be put together from neighbouring strings.
+A single character survives whatever a template does to strings (strip, split, upper, tojson).  A string
+that ends like the beginning of a marker ("...<|im_") has that beginning's first character replaced too, so
+that no marker can be put together from neighbouring strings.
 
 What is a marker: every special token, and non-special added tokens that the template names or that are known
-reasoning and tool marks.  In messages of role "assistant" the non-special ones stay: the model wrote them, and
-templates look for them (to drop old reasoning, for instance).
+reasoning and tool marks.  In messages of role "assistant" the non-special ones stay: the model wrote them,
+and templates look for them (to drop old reasoning, for instance).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Cover:
         return bool(self.texts) and any(character in text for character in self.texts)
 
     def restore(self, text: str) -> str:
-        return text.translate(str.maketrans(self.texts))
+        return text.translate({ord(character): original for character, original in self.texts.items()})
 
 
 def private_characters(value: Any) -> set[str]:

@@ -1,8 +1,8 @@
 """Rendering a model's chat template, which is a program from a stranger, safely.
 
-jinja2's immutable sandbox keeps the template away from Python's internals; on top of that the output, repeated
-strings and ``range`` are bounded, and only plain JSON values are passed in.  Filters and globals are the ones that
-published templates were written against (transformers' ``apply_chat_template``).
+jinja2's immutable sandbox keeps the template away from Python's internals; on top of that the output,
+repeated strings and ``range`` are bounded, and only plain JSON values are passed in.  Filters and globals
+are the ones that published templates were written against (transformers' ``apply_chat_template``).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError("exponents this large are not allowed in chat templates")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
-                if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-                    if len(value) * times > MAX_OUTPUT_CHARS:
-                        raise SecurityError("repetitions this long are not allowed in chat templates")
+                repeats = isinstance(value, (str, list, tuple)) and isinstance(times, int)
+                if repeats and len(value) * times > MAX_OUTPUT_CHARS:
+                    raise SecurityError("repetitions this long are not allowed in chat templates")
         elif isinstance(left, str) and _WIDTH.search(left):
             raise SecurityError("field widths this large are not allowed in chat templates")
         return super().call_binop(context, operator, left, right)
@@ -51,7 +51,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _GenerationBlocks(jinja2.ext.Extension):
     """``{% generation %}`` only marks assistant text for training: render what is inside."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -107,7 +107,8 @@ class _LoopBudget:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """``value`` rebuilt from plain JSON types, so that a template never meets an object with methods of its own."""
+    """``value`` rebuilt from plain JSON types, so that a template never meets an object with methods of its
+    own."""
     if depth > MAX_DEPTH:
         raise InvalidRequestError(f"messages: nested deeper than {MAX_DEPTH} levels", "messages")
     if value is None or isinstance(value, bool):
@@ -147,8 +148,8 @@ class ChatTemplate:
         self._takes_parts: bool | None = None
 
     def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
-        """messages and variables: plain JSON values.  InvalidRequestError for whatever the template refuses or does
-        wrong."""
+        """messages and variables: plain JSON values.  InvalidRequestError for whatever the template refuses
+        or does wrong."""
         pieces: list[str] = []
         length = 0
         scope = {**self._tokens, **variables, "messages": messages, "range": _LoopBudget().range}
@@ -179,8 +180,8 @@ class ChatTemplate:
 
 
 def normalise_messages(messages: Any, takes_parts: bool) -> list[dict[str, Any]]:
-    """Plain dicts with a role; null fields dropped; text parts joined by newlines for templates that want strings;
-    tool call arguments, which the OpenAI API passes as JSON text, as objects."""
+    """Plain dicts with a role; null fields dropped; text parts joined by newlines for templates that want
+    strings; tool call arguments, which the OpenAI API passes as JSON text, as objects."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidRequestError("messages: expected a non-empty list", "messages")
     result = []

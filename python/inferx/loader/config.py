@@ -33,8 +33,8 @@ class RopeConfig:
     # longrope
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    # GGUF stores some scalings (llama3's) as a table: inv_freq[i] is divided by freq_factors[i].  Empty = none.
-    # Combines with any rope_type (in practice "default").
+    # GGUF stores some scalings (llama3's) as a table: inv_freq[i] is divided by freq_factors[i].  Empty =
+    # none. Combines with any rope_type (in practice "default").
     freq_factors: tuple[float, ...] = ()
 
 

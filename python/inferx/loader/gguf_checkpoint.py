@@ -75,8 +75,8 @@ def _sources_of(
         expected = sum(rows for _, rows in parts)
         if stored.shape[0] != expected:
             raise LoadError(
-                f"{path}: tensor {stored.name}: expected {expected} rows for {', '.join(p for p, _ in parts)}, "
-                f"got shape {list(stored.shape)}"
+                f"{path}: tensor {stored.name}: expected {expected} rows for "
+                f"{', '.join(part for part, _ in parts)}, got shape {list(stored.shape)}"
             )
         result, start = [], 0
         for part, rows in parts:

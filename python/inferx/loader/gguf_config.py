@@ -29,8 +29,8 @@ GEMMA3_LOCAL_THETA = 10000.0
 # The 27B model alone scales attention by hidden_size / heads; the file does not say so.
 GEMMA3_27B_LAYERS = 62
 
-# A GGUF has no generation_config.json: declared end ids are joined by control tokens of these names, which end a
-# turn in every published chat format that has them.
+# A GGUF has no generation_config.json: declared end ids are joined by control tokens of these names, which
+# end a turn in every published chat format that has them.
 END_OF_TURN_TOKENS = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -88,7 +88,8 @@ def architecture_of(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise LoadError(
-            f"{file.path}: architecture {name!r} is not supported (supported: {', '.join(sorted(ARCHITECTURES))})"
+            f"{file.path}: architecture {name!r} is not supported "
+            f"(supported: {', '.join(sorted(ARCHITECTURES))})"
         )
     return str(name)
 
@@ -155,7 +156,13 @@ def _vocab_size(file: GGUFFile, hidden: int) -> int:
         raise LoadError(f"{file.path}: tensor token_embd.weight is missing")
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         raise LoadError(
-            f"{file.path}: tensor token_embd.weight: expected shape [vocabulary, {hidden}], got {list(embedding.shape)}"
+            f"{file.path}: tensor token_embd.weight: expected shape [vocabulary, {hidden}], "
+            f"got {list(embedding.shape)}"
+        )
+    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    if len(tokens) > embedding.shape[0]:
+        raise LoadError(
+            f"{file.path}: tensor token_embd.weight: {embedding.shape[0]} rows for {len(tokens)} tokens"
         )
     return embedding.shape[0]
 
@@ -253,7 +260,8 @@ def _factors(file: GGUFFile, name: str, rotary_dim: int) -> tuple[float, ...]:
         return ()
     if info.shape != (rotary_dim // 2,) or info.dtype not in FLOAT_DTYPES:
         raise LoadError(
-            f"{file.path}: tensor {name}: expected {rotary_dim // 2} floats, got {info.dtype} {list(info.shape)}"
+            f"{file.path}: tensor {name}: expected {rotary_dim // 2} floats, "
+            f"got {info.dtype} {list(info.shape)}"
         )
     values = tuple(float(value) for value in file.read(name).float())
     if not all(math.isfinite(value) and value > 0 for value in values):

@@ -1,10 +1,11 @@
 """Reading a GGUF file defensively.
 
-The whole header (metadata and tensor table) is walked once with every count, length and offset checked against
-the file size before it is used, so that a truncated or hostile file gives a ``LoadError`` and never a crash, an
-endless loop or a huge allocation.  Tensor data stays in a private mapping of the file.
+The whole header (metadata and tensor table) is walked once with every count, length and offset checked
+against the file size before it is used, so that a truncated or hostile file gives a ``LoadError`` and never
+a crash, an endless loop or a huge allocation.  Tensor data stays in a private mapping of the file.
 
-Layout: https://github.com/ggml-org/ggml, docs/gguf.md.  Type ids and block sizes come from the ``gguf`` package.
+Layout: https://github.com/ggml-org/ggml, docs/gguf.md.  Type ids and block sizes come from the ``gguf``
+package.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from inferx.errors import LoadError
+from inferx.loader.mapped import map_file, unmap
 
 SUPPORTED_VERSIONS = (2, 3)
 # One value per element; everything else supported is a block format read as raw bytes.
@@ -70,14 +72,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         """LoadError when the file is not a complete, consistent GGUF file of a supported version."""
         self.path = path
-        try:
-            with path.open("rb") as file:
-                # ACCESS_COPY: a private mapping, which torch may treat as writable without reaching the file.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except ValueError as error:  # mmap refuses empty files
-            raise LoadError(f"{path}: the file is empty") from error
-        except OSError as error:
-            raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+        self._map = map_file(path)
         walker = _Walker(self._map, path)
         tensor_count, key_count = walker.preamble()
         self.metadata: dict[str, Any] = walker.metadata(key_count)
@@ -88,7 +83,8 @@ class GGUFFile:
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Float tensors in their shape; block formats as uint8 ``[rows, bytes per row]``.  A view of the mapping."""
+        """Float tensors in their shape; block formats as uint8 ``[rows, bytes per row]``.  A view of the
+        mapping."""
         info = self.tensors[name]
         dtype = FLOAT_DTYPES.get(info.dtype)
         if dtype is not None:
@@ -98,10 +94,7 @@ class GGUFFile:
         return raw.reshape(math.prod(info.shape[:-1]), -1)
 
     def close(self) -> None:
-        try:
-            self._map.close()
-        except BufferError:
-            pass  # tensors still look into it; the mapping goes with the last of them
+        unmap(self._map)
 
 
 def _align(position: int, alignment: int) -> int:
@@ -146,8 +139,8 @@ def _place_tensors(
         begin = data_start + offset
         if begin + nbytes > file_size:
             raise LoadError(
-                f"{path}: tensor {name}: needs bytes {begin} to {begin + nbytes}, but the file ends at {file_size} "
-                "(truncated?)"
+                f"{path}: tensor {name}: needs bytes {begin} to {begin + nbytes}, "
+                f"but the file ends at {file_size} (truncated?)"
             )
         if begin % 4:
             raise LoadError(f"{path}: tensor {name}: offset {offset} is not aligned")

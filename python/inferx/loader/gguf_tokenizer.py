@@ -1,9 +1,10 @@
 """The vocabulary inside a GGUF file as a ``tokenizers`` JSON.
 
-Two families exist.  "gpt2": byte-level BPE with explicit merges; the splitting rule is only named (``tokenizer.ggml
-.pre``) and the rules themselves belong to the published tokenizers of the models that use the name.  "llama":
-SentencePiece BPE, where a piece's score is the priority of the merge that makes it; merges are recovered from the
-pieces.  Control tokens become special added tokens, user-defined ones plain added tokens.
+Two families exist.  "gpt2": byte-level BPE with explicit merges; the splitting rule is only named
+(``tokenizer.ggml .pre``) and the rules themselves belong to the published tokenizers of the models that use
+the name.  "llama": SentencePiece BPE, where a piece's score is the priority of the merge that makes it;
+merges are recovered from the pieces.  Control tokens become special added tokens, user-defined ones plain
+added tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _QWEN2 = rf"{_WORDS}|\p{{N}}|{_TAIL}"
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH_TAIL}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH_TAIL}"
+)
 _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:{_CONTRACTIONS})?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:{_CONTRACTIONS})?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
@@ -145,7 +149,7 @@ class _Vocabulary:
                 "normalized": False,
                 "special": kind == CONTROL,
             }
-            for index, (token, kind) in enumerate(zip(self.tokens, self.types))
+            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind in (CONTROL, USER_DEFINED) and token
         ]
 
@@ -204,14 +208,16 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     rule = _RULES.get(pre)
     if rule is None:
         raise LoadError(
-            f"{vocabulary.path}: pre-tokenizer {pre!r} is not supported (supported: {', '.join(sorted(_RULES))})"
+            f"{vocabulary.path}: pre-tokenizer {pre!r} is not supported "
+            f"(supported: {', '.join(sorted(_RULES))})"
         )
     vocab = vocabulary.encodable()
     merges = vocabulary.merges()
     for left, right in merges:
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise LoadError(
-                f"{vocabulary.path}: tokenizer.ggml.merges joins {left!r} and {right!r}, not in the tokens"
+                f"{vocabulary.path}: tokenizer.ggml.merges joins {left!r} and {right!r}, "
+                "which is not among the tokens"
             )
     return _description(
         added_tokens=vocabulary.added_tokens(),
@@ -280,15 +286,16 @@ def _right_stripping(vocabulary: _Vocabulary) -> frozenset[str]:
     if not {"<|assistant|>", "<|end|>", "<|user|>"} <= set(vocabulary.tokens):
         return frozenset()
     keep = {"<unk>", "<s>", "<|endoftext|>"}
-    controls = (t for t, kind in zip(vocabulary.tokens, vocabulary.types) if kind == CONTROL)
+    controls = (t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == CONTROL)
     return frozenset(token for token in controls if token not in keep)
 
 
 def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[list[str]]:
     """Every way to join two pieces into a piece, best piece first.
 
-    SentencePiece joins the neighbours whose union has the highest score, so the order of merges is the order of
-    the pieces they make.  Only normal pieces take part: user-defined ones are matched before any merge.
+    SentencePiece joins the neighbours whose union has the highest score, so the order of merges is the
+    order of the pieces they make.  Only normal pieces take part: user-defined ones are matched before any
+    merge.
     """
     rank = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
     found: list[tuple[float, int, int, str, str]] = []

@@ -47,8 +47,8 @@ def resolve_model(model: str | Path) -> Path:
     if _HUB_ID.fullmatch(text) and ".." not in text:
         return _from_hub(text)
     raise LoadError(
-        f"model {text!r}: no such directory or .gguf file, and neither the name {DEFAULT_MODEL!r} nor a hub id "
-        "(owner/name)"
+        f"model {text!r}: no such directory or .gguf file, and neither the name {DEFAULT_MODEL!r} "
+        "nor a hub id (owner/name)"
     )
 
 

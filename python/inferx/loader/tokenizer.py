@@ -51,8 +51,8 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         source: str = "tokenizer",
     ) -> None:
-        """description: a ``tokenizers`` JSON.  special_tokens: bos_token, eos_token, ... as templates see them;
-        missing ones are looked up by id."""
+        """description: a ``tokenizers`` JSON.  special_tokens: bos_token, eos_token, ... as templates see
+        them; missing ones are looked up by id."""
         try:
             self._raw = RawTokenizer.from_str(description)
             parsed = json.loads(description)
@@ -114,8 +114,9 @@ class Tokenizer:
     # ---- text
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """add_special_tokens: as the tokenizer's post-processor says (BOS).  parse_special: whether special-token
-        text inside ``text`` becomes the control token; False encodes it as ordinary sub-words."""
+        """add_special_tokens: as the tokenizer's post-processor says (BOS).  parse_special: whether
+        special-token text inside ``text`` becomes the control token; False encodes it as ordinary
+        sub-words."""
         _check_text(text)
         if parse_special or not self._all_markers.texts:
             return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
@@ -156,8 +157,8 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation: OpenAI-style messages, rendered in a sandbox.
 
-        kwargs are variables of the template (``enable_thinking`` ...).  InvalidRequestError for malformed messages
-        and for whatever the template refuses.
+        kwargs are variables of the template (``enable_thinking`` ...).  InvalidRequestError for malformed
+        messages and for whatever the template refuses.
         """
         template = self._choose_template(chat_template)
         variables = _variables(tools, add_generation_prompt, kwargs)
@@ -177,8 +178,8 @@ class Tokenizer:
 
         Marker text inside messages, tools and kwargs comes out as ordinary sub-words (see ``chat_guard``), so
         control tokens are those of the template alone; without marker text the ids equal
-        ``encode(apply_chat_template(...), add_special_tokens=False)``.  parse_special_in_content=True encodes the
-        rendered text as it is, for callers who write markers on purpose.
+        ``encode(apply_chat_template(...), add_special_tokens=False)``.  parse_special_in_content=True
+        encodes the rendered text as it is, for callers who write markers on purpose.
         """
         template = self._choose_template(chat_template)
         conversation = normalise_messages(messages, template.takes_parts())
@@ -196,9 +197,9 @@ class Tokenizer:
     def _encode_covered(self, text: str, cover: Cover) -> list[int]:
         """Encodes ``text`` so that what ``cover`` stands for never becomes a control token.
 
-        The stand-ins are inert characters, so the tokenizer itself tells where the template's control tokens are.
-        Between those, pieces that hold a stand-in are restored and encoded without markers; all others keep the
-        ids they got.
+        The stand-ins are inert characters, so the tokenizer itself tells where the template's control
+        tokens are. Between those, pieces that hold a stand-in are restored and encoded without markers; all
+        others keep the ids they got.
         """
         _check_text(text)
         encoding = self._raw.encode(text, add_special_tokens=False)
@@ -208,7 +209,7 @@ class Tokenizer:
         marker_ids = {index for index, token in self._added.items() if token.content in markers}
         ids: list[int] = []
         piece_start, piece_ids = 0, list[int]()
-        for index, (start, stop) in zip(encoding.ids, encoding.offsets):
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if index not in marker_ids:
                 piece_ids.append(index)
                 continue
@@ -224,8 +225,8 @@ class Tokenizer:
     def _encode_piece(self, text: str, at_start: bool) -> list[int]:
         """A stretch between control tokens as ordinary text.
 
-        Away from the start of the prompt, a sentinel stands for the control token before it, since some tokenizers
-        treat the first characters of a text specially.
+        Away from the start of the prompt, a sentinel stands for the control token before it, since some
+        tokenizers treat the first characters of a text specially.
         """
         unmarked = self._without_markers()
         ids = unmarked.encode(text if at_start else _SENTINEL + text, add_special_tokens=False).ids
@@ -271,8 +272,8 @@ def _check_text(text: Any) -> None:
 
 
 def _unicode_to_bytes() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order
-    (Radford et al., GPT-2)."""
+    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in
+    order (Radford et al., GPT-2)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

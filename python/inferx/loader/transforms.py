@@ -1,8 +1,8 @@
 """How a canonical tensor is cut out of what the file stores.
 
-Two things differ between files and the one naming that models see: some families store fused matrices (Phi-3's
-qkv and gate_up), and llama.cpp reorders the rows of q and k for interleaved rotary.  Both are choices of rows,
-so they work on quantised rows as on floats.
+Two things differ between files and the one naming that models see: some families store fused matrices
+(Phi-3's qkv and gate_up), and llama.cpp reorders the rows of q and k for interleaved rotary.  Both are
+choices of rows, so they work on quantised rows as on floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from inferx.loader.config import ModelConfig
 
 @dataclass(frozen=True)
 class Source:
-    """``rows`` [start, stop) of the stored tensor, None = all; ``heads``: un-interleave each head's rotary rows."""
+    """``rows`` [start, stop) of the stored tensor, None = all; ``heads``: un-interleave each head's rotary
+    rows."""
 
     stored: str
     rows: tuple[int, int] | None = None
@@ -24,7 +25,8 @@ class Source:
 
 
 def split_fused(stem: str, config: ModelConfig) -> list[tuple[str, int]] | None:
-    """For a fused projection (name without ``.weight``/``.bias``): [(canonical stem, rows)], in stored order."""
+    """For a fused projection (name without ``.weight``/``.bias``): [(canonical stem, rows)], in stored
+    order."""
     if stem.endswith(".self_attn.qkv_proj"):
         base = stem.removesuffix("qkv_proj")
         kv_rows = config.num_key_value_heads * config.head_dim
@@ -42,7 +44,8 @@ def split_fused(stem: str, config: ModelConfig) -> list[tuple[str, int]] | None:
 def uninterleave(data: torch.Tensor, heads: int, rotary_dim: int) -> torch.Tensor:
     """Rows of each head from (0, 1), (2, 3), ... pairs to halves: evens first, then odds.
 
-    data: ``[heads * head_dim, ...]``.  Only the first ``rotary_dim`` rows of a head are paired; the rest stay.
+    data: ``[heads * head_dim, ...]``.  Only the first ``rotary_dim`` rows of a head are paired; the rest
+    stay.
     """
     head_dim = data.shape[0] // heads
     order = torch.cat(

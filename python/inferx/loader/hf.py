@@ -1,0 +1,151 @@
+"""A Hugging Face directory as a Checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inferx.errors import LoadError
+from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
+from inferx.loader.config import ModelConfig
+from inferx.loader.hf_config import DEFAULTS, model_config, token_ids
+from inferx.loader.hf_text import chat_template, special_tokens, tokenizer_json
+from inferx.loader.hf_weights import open_weights
+from inferx.loader.json_file import read_json, read_optional_json
+from inferx.loader.transforms import Source, split_fused
+
+# The text model inside a multimodal Gemma 3, as saved by different versions of transformers.
+_TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_OTHER_MODALITIES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
+
+class HFCheckpoint(Checkpoint):
+    """config.json, safetensors (single or sharded), tokenizer.json, generation_config.json, a chat
+    template."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{path}: no config.json, so this is no Hugging Face model directory")
+        raw_config = read_json(path / "config.json")
+        self.generation_config = read_optional_json(path / "generation_config.json")
+        self._tokenizer_config = read_optional_json(path / "tokenizer_config.json")
+        self.special_tokens = special_tokens(self._tokenizer_config)
+        self.chat_template = chat_template(path, self._tokenizer_config)
+        self._stored = open_weights(path)
+        config = model_config(raw_config, path / "config.json")
+        self.config = self._with_token_ids(config, raw_config)
+        self._sources: dict[str, Source] = {}
+        self.tensors = self._canonical_tensors()
+
+    def _with_token_ids(self, config: ModelConfig, raw: dict[str, Any]) -> ModelConfig:
+        """End ids are the union of all declarations; the class defaults count only when there is none."""
+        where = self.path / "generation_config.json"
+        declared = [
+            *token_ids(self.generation_config.get("eos_token_id"), "eos_token_id", where),
+            *config.eos_token_ids,
+            *(token_ids(raw.get("eos_token_id"), "eos_token_id", where) if "text_config" in raw else ()),
+        ]
+        by_text = self._special_ids()
+        if (index := by_text.get("eos_token")) is not None:
+            declared.append(index)
+        defaults = DEFAULTS[config.architecture]
+        if not declared and "eos_token_id" not in raw and "eos_token_id" in defaults:
+            declared.append(defaults["eos_token_id"])
+        bos = by_text.get("bos_token", config.bos_token_id)
+        if bos is None and "bos_token_id" not in raw:
+            bos = defaults.get("bos_token_id")
+        # Class defaults stay in configurations of smaller vocabularies; such ids can never be produced.
+        eos = tuple(index for index in dict.fromkeys(declared) if index < config.vocab_size)
+        bos = bos if bos is not None and bos < config.vocab_size else None
+        return replace(config, eos_token_ids=eos, bos_token_id=bos)
+
+    def _special_ids(self) -> dict[str, int]:
+        """bos_token and eos_token of tokenizer_config.json as ids, by the added tokens of tokenizer.json."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file() or not self.special_tokens:
+            return {}
+        entries = json.loads(tokenizer_json(self.path, {}))["added_tokens"]
+        ids = {entry["content"]: entry["id"] for entry in entries}
+        return {name: ids[text] for name, text in self.special_tokens.items() if text in ids}
+
+    def _canonical_tensors(self) -> dict[str, TensorInfo]:
+        infos: dict[str, TensorInfo] = {}
+        for stored in self._stored:
+            file, _ = self._stored[stored]
+            info = file.tensors[stored]
+            for canonical, source, shape in _sources_of(
+                self._canonical_name(stored), stored, info.shape, self.config
+            ):
+                if canonical in infos:
+                    raise LoadError(f"{file.path}: tensor {canonical} occurs twice (again as {stored})")
+                infos[canonical] = TensorInfo(canonical, shape, info.dtype, file.path)
+                self._sources[canonical] = source
+        return infos
+
+    def _canonical_name(self, stored: str) -> str | None:
+        """None: belongs to another modality."""
+        if self.config.architecture == "gemma3":
+            if stored.startswith(_OTHER_MODALITIES):
+                return None
+            for old, new in _TEXT_PREFIXES:
+                if stored.startswith(old):
+                    return new + stored.removeprefix(old)
+        # Saved from the bare decoder, without the language-model head around it.
+        if "embed_tokens.weight" in self._stored and not stored.startswith(("model.", "lm_head.")):
+            return "model." + stored
+        return stored
+
+    def read(self, name: str) -> RawTensor:
+        source = self._sources.get(name)
+        if source is None:
+            raise LoadError(f"{self.path}: tensor {name} is missing")
+        file, stored = self._stored[source.stored]
+        data = file.read(stored)
+        if source.rows is not None:
+            data = data[source.rows[0] : source.rows[1]]
+        return RawTensor(self.tensors[name], data)
+
+    def tokenizer_json(self) -> str:
+        return tokenizer_json(self.path, self._tokenizer_config)
+
+    @property
+    def weight_bytes(self) -> int:
+        files = {id(file): file for file, _ in self._stored.values()}
+        return sum(t.end - t.begin for file in files.values() for t in file.tensors.values())
+
+    def close(self) -> None:
+        for file, _ in self._stored.values():
+            file.close()
+
+
+def _sources_of(
+    canonical: str | None, stored: str, shape: tuple[int, ...], config: ModelConfig
+) -> Iterable[tuple[str, Source, tuple[int, ...]]]:
+    """(canonical name, where its rows are, shape) of what one stored tensor holds."""
+    if canonical is None:
+        return
+    stem, _, kind = canonical.rpartition(".")
+    parts = split_fused(stem, config)
+    if parts is None:
+        yield canonical, Source(stored), shape
+        return
+    expected = sum(rows for _, rows in parts)
+    if not shape or shape[0] != expected:
+        raise LoadError(f"tensor {stored}: expected {expected} rows, got shape {list(shape)}")
+    start = 0
+    for part, rows in parts:
+        yield f"{part}.{kind}", Source(stored, rows=(start, start + rows)), (rows, *shape[1:])
+        start += rows

@@ -1,0 +1,29 @@
+"""Mapping files into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from pathlib import Path
+
+from inferx.errors import LoadError
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """A private (copy-on-write) mapping: torch may treat it as writable and still nothing reaches the file.
+
+    LoadError when the file is missing, unreadable or empty.
+    """
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ValueError as error:  # mmap refuses empty files
+        raise LoadError(f"{path}: the file is empty") from error
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def unmap(mapping: mmap.mmap) -> None:
+    """Tensors that still look into the mapping keep it alive; it goes with the last of them."""
+    with contextlib.suppress(BufferError):
+        mapping.close()
