@@ -134,13 +134,6 @@ def test_yarn_attention_factor_is_the_papers() -> None:
     assert ours(*STATIC["yarn"]).scaling == pytest.approx(1.138629, abs=1e-6)
 
 
-def test_factor_from_lengths_when_the_file_names_none() -> None:
-    with_factor = ours(1024, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256})
-    without = ours(1024, {"rope_type": "yarn", "original_max_position_embeddings": 256})
-    positions = torch.arange(0, 1024, 7)
-    assert torch.equal(rows_of(with_factor, positions), rows_of(without, positions))
-
-
 def test_default_against_float64() -> None:
     positions = torch.arange(0, 500, 3)
     frequencies = torch.tensor([10000.0 ** (-2 * i / HEAD_DIM) for i in range(HALF)], dtype=torch.float64)
@@ -226,7 +219,8 @@ def longrope_oracle(max_position: int, original: int, **extra: float) -> Phi3Rot
 def test_longrope_matches_transformers(length: int, extra: dict) -> None:
     positions = torch.arange(length)
     expected = oracle_rows(longrope_oracle(256, 64, **extra), positions)
-    parameters = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, **extra}
+    # Loaders fill in the factor that a file leaves to the two lengths.
+    parameters = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 4.0, **extra}
     rope = ours(256, {**parameters, "original_max_position_embeddings": 64})
     actual = rows_of(rope, positions, torch.full((length,), length))
     torch.testing.assert_close(actual, expected, rtol=0, atol=3.5e-7)

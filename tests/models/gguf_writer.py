@@ -107,9 +107,8 @@ def _write_scaling(writer: gguf.GGUFWriter, rope: dict, dim: int, context: int) 
             RopeConfig(theta=rope["rope_theta"], **fields),
             dim,
             rope["original_max_position_embeddings"],
-            rope["factor"],
         )
-        plain = inverse_frequencies(RopeConfig(theta=rope["rope_theta"]), dim, context, 1.0)
+        plain = inverse_frequencies(RopeConfig(theta=rope["rope_theta"]), dim, context)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
     elif kind == "longrope":
         original = rope["original_max_position_embeddings"]

@@ -141,8 +141,11 @@ class PagedRunner:
     def start(self, ids: torch.Tensor) -> Sequence:
         return Sequence(ids.tolist(), len(ids))
 
-    def step(self, batch: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
-        """Computes the next ``count`` tokens of each sequence; their logits, float32 [count, vocab] each."""
+    def step(self, batch: list[tuple[Sequence, int]], last_only: bool = False) -> list[torch.Tensor]:
+        """Computes the next ``count`` tokens of each sequence.
+
+        Returns their logits, float32 [count, vocab] each; with last_only those of the last token, [1, vocab].
+        """
         ids: list[int] = []
         positions: list[int] = []
         rope_lens: list[int] = []
@@ -172,6 +175,8 @@ class PagedRunner:
         hidden = self.model.forward(
             torch.tensor(ids), torch.tensor(positions), torch.tensor(rope_lens), self.kv, metadata
         )
+        if last_only:
+            return list(self.model.compute_logits(hidden[metadata.cu_seqlens_q[1:] - 1]).split(1))
         return list(self.model.compute_logits(hidden).split(counts))
 
     def whole(self, ids: torch.Tensor) -> torch.Tensor:
@@ -201,7 +206,7 @@ class PagedRunner:
 
     def greedy(self, ids: torch.Tensor, count: int) -> list[int]:
         sequence = self.start(ids)
-        logits = self.step([(sequence, len(ids))])[0][-1]
+        logits = self.step([(sequence, len(ids))], last_only=True)[0][-1]
         for _ in range(count - 1):
             sequence.tokens.append(int(logits.argmax()))
             logits = self.step([(sequence, 1)])[0][-1]

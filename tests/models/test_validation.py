@@ -30,6 +30,7 @@ GOOD = ModelConfig(
 )
 
 
+UNKNOWN_ROPE = RopeConfig(rope_type="ntk")  # type: ignore[arg-type]
 LONGROPE_TOO_SHORT = RopeConfig(
     rope_type="longrope",
     original_max_position_embeddings=64,
@@ -58,7 +59,7 @@ def test_good_configuration_passes() -> None:
         ({"layer_types": ("full_attention",)}, "layer_types has 1 entries for 2 layers"),
         ({"layer_types": ("full_attention", "linear_attention")}, "linear_attention"),
         ({"layer_types": ("full_attention", "sliding_attention")}, "sliding_window is not set"),
-        ({"rope": RopeConfig(rope_type="ntk")}, r"rope_type must be one of .*got 'ntk'"),  # type: ignore[arg-type]
+        ({"rope": UNKNOWN_ROPE}, r"rope_type must be one of .*got 'ntk'"),
         ({"rope": RopeConfig(partial_rotary_factor=0.2)}, "3 rotating elements"),
         ({"rope": RopeConfig(partial_rotary_factor=1.5)}, "24 rotating elements"),
         ({"rope": RopeConfig(theta=0.0)}, "theta must be above 1"),

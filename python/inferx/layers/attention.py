@@ -30,7 +30,7 @@ class AttentionMetadata:
 class AttentionBuffers:
     """Scratch of one step, shared by all layers (they run one after another)."""
 
-    __slots__ = ("key", "output", "output_rows", "qkv", "query", "value")
+    __slots__ = ("key", "output", "output_rows", "qkv", "query", "query_key", "value")
 
     def __init__(self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         q, kv = num_heads * head_dim, num_kv_heads * head_dim
@@ -39,6 +39,8 @@ class AttentionBuffers:
         self.query = query.unflatten(1, (num_heads, head_dim))
         self.key = key.unflatten(1, (num_kv_heads, head_dim))
         self.value = value.unflatten(1, (num_kv_heads, head_dim))
+        # Query and key heads side by side rotate in one go.
+        self.query_key = self.qkv[:, : q + kv].unflatten(1, (num_heads + num_kv_heads, head_dim))
         self.output = torch.empty(num_tokens, num_heads, head_dim)
         self.output_rows = self.output.view(num_tokens, q)
 
@@ -75,7 +77,7 @@ class Attention:
             self.query_norm(query, out=query)
         if self.key_norm is not None:
             self.key_norm(key, out=key)
-        ops.rotary_embedding(rotary.index, query, key, self.head_dim, rotary.table)
+        ops.rotary_embedding(rotary.index, buffers.query_key, None, self.head_dim, rotary.table)
         key_cache, value_cache = kv_cache
         ops.reshape_and_cache_flash(key, buffers.value, key_cache, value_cache, meta.slot_mapping)
         ops.paged_attention(

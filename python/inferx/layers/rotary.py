@@ -54,8 +54,7 @@ class RotaryEmbedding:
         self.rotary_dim = rotary_dim(rope, head_dim)
         self.max_position_embeddings = max_position_embeddings
         self.original_length = rope.original_max_position_embeddings or max_position_embeddings
-        self.scaling = attention_scaling(rope, max_position_embeddings)
-        self.factor = scaling_factor(rope, max_position_embeddings)
+        self.scaling = attention_scaling(rope, self.original_length)
         self._base = self._frequencies()
         self._long = self._frequencies(long=True) if rope.rope_type == "longrope" else None
         self._base_table = torch.empty(0, self.rotary_dim)
@@ -121,25 +120,16 @@ class RotaryEmbedding:
 
     def _frequencies(self, length: int | None = None, long: bool = False) -> torch.Tensor:
         frequencies = inverse_frequencies(
-            self.rope, self.rotary_dim, self.original_length, self.factor, length=length, long=long
+            self.rope, self.rotary_dim, self.original_length, length=length, long=long
         )
         factors = self.rope.freq_factors
         return frequencies / torch.tensor(factors) if factors else frequencies
-
-
-def scaling_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
-    """How far the context is stretched.  Where the file names no factor (1.0), the two lengths give it."""
-    original = rope.original_max_position_embeddings
-    if rope.rope_type in ("yarn", "longrope") and rope.factor == 1.0 and original:
-        return max_position_embeddings / original
-    return rope.factor
 
 
 def inverse_frequencies(
     rope: RopeConfig,
     dim: int,
     original_length: int,
-    factor: float,
     *,
     length: int | None = None,
     long: bool = False,
@@ -150,30 +140,29 @@ def inverse_frequencies(
     """
     theta: float | torch.Tensor = rope.theta
     if rope.rope_type == "dynamic" and length is not None and length > original_length:
-        theta = _ntk_base(rope.theta, dim, factor, original_length, length)
+        theta = _ntk_base(rope, dim, original_length, length)
     wavelengths = theta ** (torch.arange(0, dim, 2).float() / dim)
     if rope.rope_type == "longrope":
         return 1.0 / (torch.tensor(rope.long_factor if long else rope.short_factor) * wavelengths)
     if rope.rope_type == "yarn":
-        return _yarn(rope, dim, original_length, factor, wavelengths)
+        return _yarn(rope, dim, original_length, wavelengths)
     frequencies = 1.0 / wavelengths
     if rope.rope_type == "linear":
-        return frequencies / factor
+        return frequencies / rope.factor
     if rope.rope_type == "llama3":
         return _llama3(rope, original_length, frequencies)
     return frequencies
 
 
-def attention_scaling(rope: RopeConfig, max_position_embeddings: int) -> float:
+def attention_scaling(rope: RopeConfig, original_length: int) -> float:
     """The factor on cos and sin (so its square is on the attention scores)."""
     if rope.rope_type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
-    factor = scaling_factor(rope, max_position_embeddings)
+    factor = rope.factor
     if rope.rope_type == "longrope":
-        original = rope.original_max_position_embeddings or max_position_embeddings
-        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 else 1.0
     if rope.mscale and rope.mscale_all_dim:
         return _mscale(factor, rope.mscale) / _mscale(factor, rope.mscale_all_dim)
     return _mscale(factor, 1.0)
@@ -183,10 +172,10 @@ def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _ntk_base(theta: float, dim: int, factor: float, original_length: int, length: int) -> torch.Tensor:
+def _ntk_base(rope: RopeConfig, dim: int, original_length: int, length: int) -> torch.Tensor:
     """The base that stretches the longest wavelength to ``length``, rounded to float32."""
-    stretch = factor * torch.tensor(length) / original_length - (factor - 1)
-    return theta * stretch ** (dim / (dim - 2))
+    stretch = rope.factor * torch.tensor(length) / original_length - (rope.factor - 1)
+    return rope.theta * stretch ** (dim / (dim - 2))
 
 
 def _llama3(rope: RopeConfig, original_length: int, frequencies: torch.Tensor) -> torch.Tensor:
@@ -201,9 +190,7 @@ def _llama3(rope: RopeConfig, original_length: int, frequencies: torch.Tensor) -
     return torch.where(is_short, frequencies, scaled)
 
 
-def _yarn(
-    rope: RopeConfig, dim: int, original_length: int, factor: float, wavelengths: torch.Tensor
-) -> torch.Tensor:
+def _yarn(rope: RopeConfig, dim: int, original_length: int, wavelengths: torch.Tensor) -> torch.Tensor:
     """Dimensions that turn often within the original length are kept, those that do not are interpolated."""
 
     def dimension_with(turns: float) -> float:
@@ -216,7 +203,7 @@ def _yarn(
     if low == high:
         high += 0.001  # a step, not a division by zero
     kept = 1 - ((torch.arange(dim // 2).float() - low) / (high - low)).clamp(0, 1)
-    return 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
 def _cos_sin(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
