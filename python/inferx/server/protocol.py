@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.types import FailFast
 from pydantic_core import from_json
 
 from inferx.server.errors import ApiError, bad_request, shorten
@@ -19,9 +18,9 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 256
 MAX_ID_LIST = 1 << 20
 
-StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()]
-TokenIds = Annotated[list[int], Field(max_length=MAX_ID_LIST), FailFast()]
-Strings = Annotated[list[str], Field(max_length=4096), FailFast()]
+StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_ID_LIST, fail_fast=True)]
+Strings = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
 
 
 class RequestModel(BaseModel):
@@ -142,8 +141,8 @@ class Message(BaseModel):
 class TemplateFields(RequestModel):
     """What rendering a conversation needs; also the chat form of ``/tokenize``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
