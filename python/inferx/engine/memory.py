@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from inferx import ops
 from inferx.engine.args import EngineArgs
-from inferx.errors import InvalidRequestError, MemoryBudgetError
+from inferx.errors import InvalidRequestError, LoadError, MemoryBudgetError
+from inferx.loader.checkpoint import Checkpoint
 from inferx.loader.config import ModelConfig
 
 GIB = 1 << 30
@@ -122,6 +125,24 @@ def plan_memory(
             "or take a smaller model"
         )
     return plan
+
+
+def packed_weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+    """Bytes the checkpoint's weights take once packed; ``dtype`` as in EngineArgs."""
+    target = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}.get(dtype)
+    total = 0
+    for name, info in checkpoint.tensors.items():
+        if checkpoint.config.tie_word_embeddings and name == "lm_head.weight":
+            continue
+        if len(info.shape) != 2:
+            total += 4 * math.prod(info.shape)
+            continue
+        stored = info.dtype if info.quantised or target is None else target
+        try:
+            total += ops.packed_nbytes(stored, info.shape)
+        except ValueError as error:
+            raise LoadError(f"{info.file}: tensor {name}: {error}") from error
+    return total
 
 
 def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:

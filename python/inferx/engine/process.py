@@ -104,8 +104,8 @@ def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -
         # The aborted may have been the last one: report the idle state now, no step will.
         outbox.send(wire.encoder.encode(wire.Step([], core.stats())))
     elif isinstance(message, wire.FinishSample):
-        core.finish_sample(message.request_id, message.index)
-        outbox.send(wire.encoder.encode(wire.Step([], core.stats())))
+        last = core.finish_sample(message.request_id, message.index)
+        outbox.send(wire.encoder.encode(wire.Step(last, core.stats())))
     else:
         return False
     return True

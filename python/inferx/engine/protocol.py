@@ -49,7 +49,7 @@ class RequestMetrics(msgspec.Struct):
     queue: arrival until first scheduled.  prefill: steps that computed prompt tokens for the first
     time.  decode: steps that produced one token each.  stall_preempted: evicted and waiting.
     stall_recompute: steps that recomputed tokens after a preemption.  stall_scheduled_out: admitted
-    but left out of a step (token budget).  output: from the last step to the finished answer.
+    but left out of a step (token budget).
     """
 
     arrival_time: float = 0.0

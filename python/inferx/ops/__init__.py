@@ -10,7 +10,7 @@ from inferx.ops.attention import merge_attn_states, paged_attention, reshape_and
 from inferx.ops.cache import copy_blocks
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
-from inferx.ops.linear import PackedWeight, linear, pack_weight
+from inferx.ops.linear import PackedWeight, linear, pack_weight, packed_nbytes
 from inferx.ops.norm import fused_add_rms_norm, rms_norm
 from inferx.ops.rotary import rotary_embedding
 
@@ -26,6 +26,7 @@ __all__ = [
     "linear",
     "merge_attn_states",
     "pack_weight",
+    "packed_nbytes",
     "paged_attention",
     "reshape_and_cache_flash",
     "rms_norm",

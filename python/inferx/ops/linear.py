@@ -8,7 +8,7 @@ import torch
 
 from inferx import _C
 
-__all__ = ["PackedWeight", "linear", "pack_weight"]
+__all__ = ["PackedWeight", "linear", "pack_weight", "packed_nbytes"]
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -67,6 +67,12 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
     start = -memory.data_ptr() % _ALIGNMENT
     buffer = memory[start : start + nbytes]
     return PackedWeight(_C.pack_weight(buffer, data, dtype, n, k), buffer)
+
+
+def packed_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes that :func:`pack_weight` would give a matrix of this type and shape (N, K); ValueError likewise."""
+    count: int = _C.packed_nbytes(dtype, *shape)
+    return count
 
 
 def linear(

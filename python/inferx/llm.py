@@ -1,0 +1,198 @@
+"""LLM: offline inference in the calling process, with vLLM's interface."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from rich.progress import Progress
+
+from inferx.engine.args import DEFAULT_MODEL, EngineArgs
+from inferx.engine.llm_engine import LLMEngine
+from inferx.errors import InvalidRequestError, RequestFailedError
+from inferx.loader.tokenizer import Tokenizer
+from inferx.outputs import RequestOutput
+from inferx.sampling_params import SamplingParams
+
+# Text, token ids, or a mapping with "prompt" or "prompt_token_ids".
+Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
+Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+
+
+class LLM:
+    """A model loaded for offline use.
+
+    model: a directory, a ``.gguf`` file, a hub id, or ``smollm2-135m-instruct``.  Further keyword
+    arguments are those of ``EngineArgs``.  Raises LoadError, MemoryBudgetError or InvalidRequestError.
+
+    >>> from inferx import LLM, SamplingParams
+    >>> llm = LLM("smollm2-135m-instruct")
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, show_progress: bool = False, **engine_args: Any) -> None:
+        known = set(EngineArgs.__struct_fields__)
+        for name in engine_args:
+            if name not in known:
+                raise InvalidRequestError(f"LLM has no option {name!r}; options: {', '.join(sorted(known))}", name)
+        args = EngineArgs(model=str(model), **engine_args)
+        args.validate()
+        self.engine = LLMEngine(args, show_progress=show_progress)
+        self._ids = itertools.count()
+
+    # ---- public --------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the defaults of the model's generation_config.json."""
+        defaults = self.engine.core.checkpoint.generation_config
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return SamplingParams(**{n: defaults[n] for n in names if defaults.get(n) is not None})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the answers come in the order of the prompts.
+
+        All prompts are checked before the first one runs.  RequestFailedError when one of them failed
+        inside the engine (the others are dropped).
+        """
+        return self._run(
+            [self._encode(p) for p in _as_list(prompts)], sampling_params, use_tqdm=use_tqdm, priority=priority
+        )
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``."""
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [
+            (
+                None,
+                self.engine.tokenizer.encode_chat(
+                    list(conversation),
+                    add_generation_prompt=add_generation_prompt,
+                    tools=tools,
+                    **(chat_template_kwargs or {}),
+                ),
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Yield deltas of one completion; leaving the iterator early aborts the request."""
+        _, ids = self._encode(prompt)
+        request_id = str(next(self._ids))
+        self.engine.add_request(request_id, ids, sampling_params or self.default_sampling_params())
+        try:
+            while self.engine.has_work:
+                for finished_id, item in self.engine.step():
+                    if finished_id != request_id:
+                        continue
+                    if isinstance(item, RequestFailedError):
+                        raise item
+                    yield item
+                    if item.finished:
+                        return
+        finally:
+            self.engine.abort(request_id)
+
+    # ---- private -------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.engine.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if isinstance(prompt.get("prompt"), str):
+                return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
+            raise InvalidRequestError(
+                f"a prompt mapping needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}", "prompts"
+            )
+        if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
+            return None, list(prompt)
+        raise InvalidRequestError(
+            f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", "prompts"
+        )
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        params = self._params_list(sampling_params, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise InvalidRequestError(
+                f"priority must have one entry per prompt ({len(prompts)}), got {len(priority)}", "priority"
+            )
+        request_ids: list[str] = []
+        merged: dict[str, RequestOutput] = {}
+        try:
+            for i, ((text, ids), p) in enumerate(zip(prompts, params, strict=True)):
+                request_id = str(next(self._ids))
+                self.engine.add_request(request_id, ids, p, priority=priority[i] if priority else 0)
+                request_ids.append(request_id)
+                merged[request_id] = RequestOutput.empty(request_id, text, ids, p.n)
+            self._drain(merged, use_tqdm and len(prompts) > 1)
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)  # no-op for the finished
+        return [merged[r] for r in request_ids]
+
+    def _drain(self, merged: dict[str, RequestOutput], show: bool) -> None:
+        with Progress(disable=not (show and sys.stderr.isatty()), transient=True) as bar:
+            task = bar.add_task("prompts", total=len(merged))
+            while self.engine.has_work:
+                for request_id, item in self.engine.step():
+                    if isinstance(item, RequestFailedError):
+                        raise item
+                    merged[request_id].add(item)
+                    if item.finished:
+                        bar.advance(task)
+
+    def _params_list(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [msgspec.structs.replace(params) for _ in range(count)]
+        if len(params) != count:
+            raise InvalidRequestError(
+                f"sampling_params must be one object or one per prompt ({count}), got {len(params)}",
+                "sampling_params",
+            )
+        return list(params)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt may be given bare; a list of ints is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(t, int) for t in items):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
