@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -135,7 +136,7 @@ def test_steps_and_samples_are_independent_draws() -> None:
     by_step = [r.token_id for r in sampler.sample(x, [row(5, (0,) * (i % 50), i // 50) for i in range(2000)])]
     counts = Counter(by_step)
     assert sum((c - 250) ** 2 / 250 for c in counts.values()) < 7 + 4 * math.sqrt(14)
-    pairs = Counter(zip(by_step, by_step[1:], strict=False))
+    pairs = Counter(itertools.pairwise(by_step))
     assert sum((pairs[a, b] - 1999 / 64) ** 2 / (1999 / 64) for a in range(8) for b in range(8)) < 63 + 45
 
 
