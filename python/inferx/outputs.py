@@ -53,6 +53,9 @@ class PositionLogprobs(TokenLogprobs, array_like=True):
     def __len__(self) -> int:
         return len(set(self.token_ids))
 
+    def __repr__(self) -> str:
+        return repr(self._dict())
+
     def keys(self) -> KeysView[int]:
         return self._dict().keys()
 

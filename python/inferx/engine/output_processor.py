@@ -38,8 +38,9 @@ class OutputProcessor:
     arrived after the match, are dropped.
     """
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
-        self._texts = TokenTexts(tokenizer)
+    def __init__(self, tokenizer: TokenizerLike, texts: TokenTexts | None = None) -> None:
+        """``texts``: of this tokenizer, when there is one already; making it reads the vocabulary."""
+        self._texts = texts or TokenTexts(tokenizer)
         self._requests: dict[str, _Request] = {}
 
     def add_request(
