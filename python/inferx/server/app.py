@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from inferx.server import chat, completions, info, tokenize
 from inferx.server.args import ServerArgs
 from inferx.server.context import ServerContext, context_of
 from inferx.server.engine_api import AsyncEngine
-from inferx.server.errors import ApiError, handle_error
+from inferx.server.errors import error_response, handle_error
 from inferx.server.limits import ApiKeyGuard, HeaderLimit
 from inferx.server.protocol import (
     ChatCompletionRequest,
@@ -36,9 +37,7 @@ def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:
     _add_generation_routes(app)
     _add_text_routes(app)
     _add_info_routes(app)
-    for kind in (ApiError, HTTPException, Exception):
-        app.add_exception_handler(kind, handle_error)
-    app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(HTTPException, handle_error)  # unknown paths and methods
     if args.api_key:
         app.add_middleware(ApiKeyGuard, api_key=args.api_key)
     app.add_middleware(HeaderLimit, max_bytes=args.max_header_bytes, max_headers=args.max_headers)
@@ -48,21 +47,21 @@ def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:
 def _add_generation_routes(app: FastAPI) -> None:
     @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
     async def create_completion(request: Request) -> Response:
-        return await completions.create_completion(context_of(request), request)
+        return await _answer(completions.create_completion(context_of(request), request))
 
     @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatCompletionRequest))
     async def create_chat_completion(request: Request) -> Response:
-        return await chat.create_chat_completion(context_of(request), request)
+        return await _answer(chat.create_chat_completion(context_of(request), request))
 
 
 def _add_text_routes(app: FastAPI) -> None:
     @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
     async def tokenize_text(request: Request) -> Response:
-        return await tokenize.tokenize(context_of(request), request)
+        return await _answer(tokenize.tokenize(context_of(request), request))
 
     @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
     async def detokenize_ids(request: Request) -> Response:
-        return await tokenize.detokenize(context_of(request), request)
+        return await _answer(tokenize.detokenize(context_of(request), request))
 
 
 def _add_info_routes(app: FastAPI) -> None:
@@ -72,11 +71,11 @@ def _add_info_routes(app: FastAPI) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def get_model(request: Request, name: str) -> Response:
-        return info.get_model(context_of(request), name)
+        return await _answer(info.get_model(context_of(request), name))
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        return info.health(context_of(request))
+        return await _answer(info.health(context_of(request)))
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -93,5 +92,14 @@ def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+async def _answer(endpoint: Awaitable[Response]) -> Response:
+    """The endpoint's response, or its error as one.
+
+    Not left to the framework's handler for all exceptions: that one also drops the connection.
+    """
+    try:
+        return await endpoint
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except Exception as error:
+        return error_response(error)

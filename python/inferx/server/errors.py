@@ -101,5 +101,5 @@ def error_response(error: BaseException) -> Response:
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """Exception handler of the application, for every type."""
+    """Exception handler of the application."""
     return error_response(error)

@@ -17,7 +17,7 @@ def list_models(context: ServerContext) -> Response:
     return json_response({"object": "list", "data": [_model(context, name) for name in context.model_names]})
 
 
-def get_model(context: ServerContext, name: str) -> Response:
+async def get_model(context: ServerContext, name: str) -> Response:
     return json_response(_model(context, context.check_model(name)))
 
 
@@ -33,7 +33,7 @@ def _model(context: ServerContext, name: str) -> dict[str, Any]:
     }
 
 
-def health(context: ServerContext) -> Response:
+async def health(context: ServerContext) -> Response:
     """200 while the engine makes progress, 503 with the reason otherwise."""
     healthy, reason = context.engine.is_healthy()
     if not healthy:
