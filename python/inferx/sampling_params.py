@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_STOP_TOKEN_IDS = 1024
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -56,10 +57,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] = []  # filled by the front end: every end token the model declares
 
     def __post_init__(self) -> None:
+        """One stop string may be given bare; None means none; any sequence becomes a list."""
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        if self.stop is None:
-            self.stop = []
+        for name in ("stop", "bad_words", "stop_token_ids", "eos_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is None and name != "allowed_token_ids":
+                setattr(self, name, [])
+            elif isinstance(value, (tuple, set, frozenset, range)):
+                setattr(self, name, list(value))
 
     @property
     def greedy(self) -> bool:
@@ -89,44 +95,36 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        self._validate_stops()
-        self._validate_token_ids(vocab_size)
-
-    def _validate_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop"
-            )
-        for s in self.stop:
-            if not isinstance(s, str) or not s or len(s) > MAX_STOP_STRING_CHARS:
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(
-                    f"stop strings must have 1 to {MAX_STOP_STRING_CHARS} characters, got {str(s)[:40]!r}",
-                    "stop",
+                    f"{name} must be true or false, got {_short(getattr(self, name))}", name
                 )
+        _texts("stop", self.stop, MAX_STOP_STRINGS)
+        _texts("bad_words", self.bad_words, MAX_BAD_WORDS)
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidRequestError(
-                f"bad_words takes at most {MAX_BAD_WORDS} entries, got {len(self.bad_words)}", "bad_words"
-            )
-        for w in self.bad_words:
-            if not isinstance(w, str) or not w or len(w) > MAX_STOP_STRING_CHARS:
-                raise InvalidRequestError(
-                    f"bad_words entries must be strings of 1 to {MAX_STOP_STRING_CHARS} characters, "
-                    f"got {str(w)[:40]!r}",
-                    "bad_words",
-                )
+        self._validate_token_ids(vocab_size)
 
     def _validate_token_ids(self, vocab_size: int | None) -> None:
         high = 2**31 - 1 if vocab_size is None else vocab_size - 1
-        for t in self.stop_token_ids:
-            _int("stop_token_ids", t, 0, high)
+        _ids("stop_token_ids", self.stop_token_ids, high, MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
+            _ids("allowed_token_ids", self.allowed_token_ids, high, high + 1)
             if not self.allowed_token_ids:
                 raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
-            for t in self.allowed_token_ids:
-                _int("allowed_token_ids", t, 0, high)
-        if self.logit_bias:
+        if self.bad_words_token_ids is not None:
+            for sequence in _list("bad_words_token_ids", self.bad_words_token_ids):
+                _ids("bad_words_token_ids", sequence, high, high + 1)
+                if not sequence:
+                    raise InvalidRequestError(
+                        "bad_words_token_ids must not have empty sequences", "bad_words_token_ids"
+                    )
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise InvalidRequestError(
+                    f"logit_bias must map token ids to numbers, got {_short(self.logit_bias)}", "logit_bias"
+                )
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
                 raise InvalidRequestError(
                     f"logit_bias takes at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}",
@@ -137,13 +135,57 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 _float("logit_bias", bias, -100.0, 100.0)
 
 
+def _short(value: object) -> str:
+    """For messages: a caller's value may be of any length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{name} must be a list, got {_short(value)}", name)
+    return value
+
+
+def _texts(name: str, value: object, count: int) -> None:
+    texts = _list(name, value)
+    if len(texts) > count:
+        raise InvalidRequestError(f"{name} takes at most {count} strings, got {len(texts)}", name)
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(
+                f"{name} must have strings of 1 to {MAX_STOP_STRING_CHARS} characters, got {_short(text)}",
+                name,
+            )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InvalidRequestError(
+                f"{name} must be text, got {_short(text)} with half a surrogate pair", name
+            ) from None
+
+
+def _ids(name: str, value: object, high: int, count: int) -> None:
+    ids = _list(name, value)
+    if len(ids) > count:
+        raise InvalidRequestError(f"{name} takes at most {count} token ids, got {len(ids)}", name)
+    for token in ids:
+        _int(name, token, 0, high)
+
+
 def _int(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}, got {value!r}", name)
+        raise InvalidRequestError(
+            f"{name} must be an integer from {low} to {high}, got {_short(value)}", name
+        )
 
 
 def _float(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if low_open else low <= value) or value > high:  # type: ignore[operator]
+    # Comparisons, not float(): an integer may be too large for one, and NaN fails them all.
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    if not ok or (low_open and value == low):
         bracket = "(" if low_open else "["
-        raise InvalidRequestError(f"{name} must be in {bracket}{low}, {high}], got {value!r}", name)
+        raise InvalidRequestError(f"{name} must be in {bracket}{low}, {high}], got {_short(value)}", name)

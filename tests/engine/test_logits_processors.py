@@ -165,3 +165,13 @@ def test_min_tokens_ends() -> None:
 def test_nothing_asked_for_is_not_active() -> None:
     params = SamplingParams(temperature=0.3, top_k=5, stop_token_ids=[1], eos_token_ids=[2], logprobs=3)
     assert not LogitsProcessors(params, [1, 2], VOCAB).active(0)
+
+
+@pytest.mark.parametrize("repetition_penalty", [1e-300, 1e-30, 100.0])
+def test_extreme_repetition_penalties_give_no_nan(repetition_penalty: float) -> None:
+    logits = [-math.inf, -3e38, -1.0, 0.0, 1.0, 3e38, math.inf]
+    params = SamplingParams(repetition_penalty=repetition_penalty)
+    got = apply(LogitsProcessors(params, list(range(7)), 7), logits, [], 0)
+    assert not any(math.isnan(x) for x in got)
+    assert got[0] == -math.inf
+    assert got[3] == 0.0

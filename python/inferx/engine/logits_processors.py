@@ -95,7 +95,8 @@ class _Penalties:
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int], num_ids: int) -> None:
-        self._repetition = params.repetition_penalty
+        # At 0 (which smaller ones become in f32), -inf * penalty would be NaN.
+        self._repetition = max(params.repetition_penalty, 1e-30)
         self._frequency = params.frequency_penalty
         self._presence = params.presence_penalty
         self._num_ids = num_ids
