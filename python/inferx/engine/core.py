@@ -44,7 +44,7 @@ class EngineCore:
         )
         # Seeds of requests that bring none; with args.seed a whole run can be repeated.
         self._random = random.Random(int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed)
-        self._states: dict[Sequence, SampleState] = {}
+        self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
 
     @classmethod
     def load(cls, args: EngineArgs, *, show_progress: bool = False) -> EngineCore:
@@ -60,19 +60,16 @@ class EngineCore:
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request; InvalidRequestError when it can never run, QueueFullError when too many wait."""
         prefix_key = self.model.prefix_cache_key(len(request.prompt_token_ids))
-        added = self.scheduler.add_request(request, prefix_key)
+        self.scheduler.add_request(request, prefix_key)
         params = request.sampling_params
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         row = SampleRow(params, request.prompt_token_ids, [], seed, 0)
-        self._states[added.sequences[0]] = SampleState(row, request.arrival_time)
+        self._states[request.request_id] = {0: SampleState(row, request.arrival_time)}
 
     def abort(self, request_id: str) -> None:
         """Drop every sample of a request and free its blocks; unknown ids are ignored."""
-        request = self.scheduler.requests.get(request_id)
-        if request is not None:
-            self.scheduler.abort(request_id)
-            for seq in request.sequences:
-                self._states.pop(seq, None)
+        self.scheduler.abort(request_id)
+        self._states.pop(request_id, None)
 
     def finish_sample(self, request_id: str, index: int) -> list[EngineOutput]:
         """The front end found a stop string: end that sample; returns its last message (or nothing)."""
@@ -80,7 +77,9 @@ class EngineCore:
         if seq is None:
             return []
         self._state(seq).charge(time.monotonic())
-        return [self._output(seq, [], "stop")]
+        outputs = [self._output(seq, [], "stop")]
+        self._forget(outputs)
+        return outputs
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
@@ -100,6 +99,7 @@ class EngineCore:
         ]
         for seq, message in failed:
             outputs += self._fail(seq, message)
+        self._forget(outputs)
         return outputs
 
     def _execute(self, plan: SchedulerOutput) -> tuple[list[SampleResult], list[tuple[Sequence, str]]]:
@@ -170,21 +170,24 @@ class EngineCore:
         )
         if reason is not None:
             output.metrics = self._state(seq).final_metrics(seq)
-            if not seq.request.live_sequences():
-                for sample in seq.request.sequences:
-                    self._states.pop(sample, None)
         return output
+
+    def _forget(self, outputs: list[EngineOutput]) -> None:
+        """Drop the states of requests that have ended, once all of their last messages are made."""
+        for output in outputs:
+            if output.finish_reason is not None and output.request_id not in self.scheduler.requests:
+                self._states.pop(output.request_id, None)
 
     def _state(self, seq: Sequence) -> SampleState:
         """The state of a sample; one of several gets its own when the prompt is complete."""
-        state = self._states.get(seq)
+        states = self._states[seq.request_id]
+        state = states.get(seq.index)
         if state is None:
-            leader = self._states[seq.request.sequences[0]]
-            row = leader.row
-            state = leader.fork(
+            row = states[0].row
+            state = states[0].fork(
                 SampleRow(row.params, row.prompt_token_ids, [], row.seed_key, 0, index=seq.index)
             )
-            self._states[seq] = state
+            states[seq.index] = state
         return state
 
     # ---- time ----------------------------------------------------------------------------------------
