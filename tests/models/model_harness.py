@@ -205,12 +205,16 @@ class PagedRunner:
         return torch.cat(parts)
 
     def greedy(self, ids: torch.Tensor, count: int) -> list[int]:
+        return self.continued(ids, count)[1]
+
+    def continued(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, list[int]]:
+        """Logits of the first step, float32 [vocab], and ``count`` greedy tokens."""
         sequence = self.start(ids)
-        logits = self.step([(sequence, len(ids))], last_only=True)[0][-1]
+        first = logits = self.step([(sequence, len(ids))], last_only=True)[0][-1]
         for _ in range(count - 1):
             sequence.tokens.append(int(logits.argmax()))
             logits = self.step([(sequence, 1)])[0][-1]
-        return [*sequence.tokens[len(ids) :], int(logits.argmax())]
+        return first, [*sequence.tokens[len(ids) :], int(logits.argmax())]
 
 
 def check_against_oracle(
