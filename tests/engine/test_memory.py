@@ -1,0 +1,74 @@
+"""The memory plan: what fits, what is refused, and the table in both cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferx.engine.args import EngineArgs
+from inferx.engine.memory import DEFAULT_KV_CEILING, GIB, RESERVE, plan_memory, resolve_max_model_len
+from inferx.errors import InvalidRequestError, MemoryBudgetError
+from inferx.loader.config import ModelConfig
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    max_position_embeddings=8192,
+)
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
+
+
+def plan(available: int, weights: int = 100 << 20, **options: object):  # type: ignore[no-untyped-def]
+    args = EngineArgs(**options)
+    return plan_memory(CONFIG, args, weight_bytes=weights, max_model_len=8192, available=available)
+
+
+def test_the_pool_takes_what_is_free_but_not_more_than_the_ceiling() -> None:
+    small, large = plan(2 * GIB), plan(64 * GIB)
+    assert small.kv_bytes_per_token == TOKEN_BYTES
+    assert small.total + RESERVE <= 2 * GIB
+    assert small.kv_cache > GIB
+    assert DEFAULT_KV_CEILING - 16 * TOKEN_BYTES < large.kv_cache <= DEFAULT_KV_CEILING
+
+
+def test_the_pool_is_not_larger_than_all_requests_at_full_length() -> None:
+    assert plan(64 * GIB, max_num_seqs=2).num_blocks == 2 * 8192 // 16
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({"num_blocks": 77}, 77),
+        ({"kv_cache_memory_bytes": 16 * TOKEN_BYTES * 5 + 1}, 5),
+        ({"kv_cache_memory_bytes": 16 * TOKEN_BYTES * 5, "kv_cache_dtype": "float16"}, 10),
+    ],
+)
+def test_explicit_sizes(options: dict[str, object], blocks: int) -> None:
+    assert plan(8 * GIB, **options).num_blocks == blocks
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_blocks": 10**6}, {"kv_cache_memory_bytes": 100}, {"kv_cache_memory_bytes": 9 * GIB}]
+)
+def test_what_does_not_fit_is_refused_with_the_table(options: dict[str, object]) -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan(8 * GIB, **options)
+    for label in ("weights", "KV cache per token", "blocks of 16 tokens", "largest batch"):
+        assert label in str(caught.value)
+
+
+def test_weights_alone_may_be_too_large() -> None:
+    with pytest.raises(MemoryBudgetError, match="smaller model"):
+        plan(GIB, weights=2 * GIB)
+
+
+def test_the_context_is_at_most_the_models() -> None:
+    assert resolve_max_model_len(CONFIG, None) == 8192
+    assert resolve_max_model_len(CONFIG, 100) == 100
+    with pytest.raises(InvalidRequestError, match="8192.*9000"):
+        resolve_max_model_len(CONFIG, 9000)
