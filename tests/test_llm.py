@@ -124,7 +124,7 @@ def test_a_batch_with_a_bad_prompt_runs_nothing(llm: LLM) -> None:
 
 
 def test_construction_errors_name_the_option() -> None:
-    with pytest.raises(InvalidRequestError, match="max_len.*max_model_len"):
+    with pytest.raises(InvalidRequestError, match=r"max_len.*max_model_len"):
         LLM(max_len=5)
     with pytest.raises(InvalidRequestError, match="block_size must be a multiple of 8"):
         LLM(block_size=12)

@@ -24,6 +24,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.kernels.probes import Probes
+
 from inferx import SamplingParams, __version__, ops
 from inferx.engine.args import DEFAULT_MODEL, EngineArgs
 from inferx.engine.llm_engine import LLMEngine
@@ -100,7 +101,11 @@ class Bench:
         # The head is only needed for the last token.
         operations = PREFILL_TOKENS * self._token_flops(PREFILL_TOKENS // 2, head=False)
         return self._figure(
-            f"prefill {PREFILL_TOKENS}", PREFILL_TOKENS, seconds, self.engine.core.info.weight_bytes, operations
+            f"prefill {PREFILL_TOKENS}",
+            PREFILL_TOKENS,
+            seconds,
+            self.engine.core.info.weight_bytes,
+            operations,
         )
 
     def _token_flops(self, context: int, head: bool = True) -> float:
@@ -113,9 +118,7 @@ class Bench:
         total = c.num_hidden_layers * (layer + attention)
         return 2.0 * (total + (c.hidden_size * c.vocab_size if head else 0))
 
-    def _figure(
-        self, name: str, tokens: int, seconds: float, read_bytes: float, operations: float
-    ) -> Figure:
+    def _figure(self, name: str, tokens: int, seconds: float, read_bytes: float, operations: float) -> Figure:
         memory, arithmetic = read_bytes / self.bandwidth, operations / self.flops
         floor = max(memory, arithmetic)
         return Figure(

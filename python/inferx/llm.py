@@ -33,11 +33,15 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, *, show_progress: bool = False, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, show_progress: bool = False, **engine_args: Any
+    ) -> None:
         known = set(EngineArgs.__struct_fields__)
         for name in engine_args:
             if name not in known:
-                raise InvalidRequestError(f"LLM has no option {name!r}; options: {', '.join(sorted(known))}", name)
+                raise InvalidRequestError(
+                    f"LLM has no option {name!r}; options: {', '.join(sorted(known))}", name
+                )
         args = EngineArgs(model=str(model), **engine_args)
         args.validate()
         self.engine = LLMEngine(args, show_progress=show_progress)
@@ -68,7 +72,10 @@ class LLM:
         inside the engine (the others are dropped).
         """
         return self._run(
-            [self._encode(p) for p in _as_list(prompts)], sampling_params, use_tqdm=use_tqdm, priority=priority
+            [self._encode(p) for p in _as_list(prompts)],
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
         )
 
     def chat(
@@ -98,7 +105,9 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
         """Yield deltas of one completion; leaving the iterator early aborts the request."""
         _, ids = self._encode(prompt)
         request_id = str(next(self._ids))
@@ -130,7 +139,7 @@ class LLM:
                 f"a prompt mapping needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}", "prompts"
             )
         if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
-            return None, list(prompt)
+            return None, [int(t) for t in prompt]
         raise InvalidRequestError(
             f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", "prompts"
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.models.model_harness import save, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig
 
@@ -15,7 +16,6 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.core import EngineCore
 from inferx.engine.protocol import EngineOutput, EngineRequest, RequestMetrics
 from inferx.sampling_params import SamplingParams
-from tests.models.model_harness import save, tiny_model
 
 VOCAB = 258  # the 256 bytes, <s>, </s>
 EOS = 257

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.engine.core_harness import save_tiny_llama
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.async_engine import AsyncEngine
@@ -17,7 +18,6 @@ from inferx.engine.llm_engine import LLMEngine
 from inferx.errors import EngineDeadError, InvalidRequestError, LoadError, MemoryBudgetError
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
-from tests.engine.core_harness import save_tiny_llama
 
 
 @pytest.fixture(scope="module")

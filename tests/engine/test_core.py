@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.core_harness import EOS, assert_idle, drive, make_core, request, save_tiny_llama
 
 from inferx.engine.core import EngineCore
 from inferx.errors import InvalidRequestError
 from inferx.sampling_params import SamplingParams
-from tests.engine.core_harness import EOS, assert_idle, drive, make_core, request, save_tiny_llama
 
 PARTS = (
     "queue_time",
@@ -83,7 +83,9 @@ def test_finish_sample_ends_one_of_several(tiny: Path) -> None:
 def test_a_failing_request_ends_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward pass raises whenever one particular token is in it."""
     core = make_core(tiny, max_num_batched_tokens=24)
-    expected = drive(make_core(tiny), [(0, request(f"r{i}", [i + 1] * 30, greedy(8))) for i in (0, 2)]).answers
+    expected = drive(
+        make_core(tiny), [(0, request(f"r{i}", [i + 1] * 30, greedy(8))) for i in (0, 2)]
+    ).answers
     forward = core.model.forward
 
     def broken(input_ids: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -119,7 +121,9 @@ def test_nan_logits_end_the_request_with_an_error(tiny: Path, monkeypatch: pytes
         return logits
 
     monkeypatch.setattr(core.model, "compute_logits", with_nan)
-    answers = drive(core, [(0, request("a", [1, 2], greedy(5))), (0, request("b", [3, 4], greedy(5)))]).answers
+    answers = drive(
+        core, [(0, request("a", [1, 2], greedy(5))), (0, request("b", [3, 4], greedy(5)))]
+    ).answers
     assert answers["a", 0].finish_reason == "error"
     assert "non-finite" in answers["a", 0].error
     # Once "a" is gone, "b" is the first row, and fails too: no answer of junk tokens with success.

@@ -70,5 +70,5 @@ def test_weights_alone_may_be_too_large() -> None:
 def test_the_context_is_at_most_the_models() -> None:
     assert resolve_max_model_len(CONFIG, None) == 8192
     assert resolve_max_model_len(CONFIG, 100) == 100
-    with pytest.raises(InvalidRequestError, match="8192.*9000"):
+    with pytest.raises(InvalidRequestError, match=r"8192.*9000"):
         resolve_max_model_len(CONFIG, 9000)

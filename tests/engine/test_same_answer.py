@@ -6,12 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.engine.core_harness import Answer, assert_idle, drive, make_core, request, save_tiny_llama
 
 from inferx.engine.core import EngineCore
 from inferx.engine.protocol import EngineRequest
 from inferx.sampling_params import SamplingParams
-
-from tests.engine.core_harness import Answer, assert_idle, drive, make_core, request, save_tiny_llama
 
 NUM_REQUESTS = 14
 
@@ -71,7 +70,9 @@ def test_random_mixes(tiny: Path, seed: int, case: int) -> None:
     cores: dict[str, EngineCore] = {
         "batched": make_core(tiny),
         "chunks of 16": make_core(tiny, max_num_batched_tokens=16),
-        "chunks of 37, blocks of 16": make_core(tiny, max_num_batched_tokens=37, block_size=16, num_blocks=99),
+        "chunks of 37, blocks of 16": make_core(
+            tiny, max_num_batched_tokens=37, block_size=16, num_blocks=99
+        ),
         "tiny pool": make_core(tiny, num_blocks=24, max_num_batched_tokens=48),
     }
     seen = {"preemptions": 0, "hits": 0}

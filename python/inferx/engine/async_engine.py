@@ -328,5 +328,3 @@ class AsyncEngine:
             raise EngineDeadError(self._dead)
         if self.info is None:
             raise EngineDeadError("the engine is not started")
-
-

@@ -43,7 +43,9 @@ class EngineCore:
             tokenizer_vocab_size=loaded.tokenizer_vocab_size,
         )
         # Seeds of requests that bring none; with args.seed a whole run can be repeated.
-        self._random = random.Random(int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed)
+        self._random = random.Random(
+            int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed
+        )
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
 
     @classmethod

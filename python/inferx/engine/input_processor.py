@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import msgspec
 
 from inferx.engine.bad_words import encode_bad_words
 from inferx.engine.protocol import EngineRequest
 from inferx.errors import InvalidRequestError
+from inferx.loader.tokenizer import Tokenizer
 from inferx.sampling_params import SamplingParams
-
-
-class TokenizerLike(Protocol):
-    """The part of ``loader.tokenizer.Tokenizer`` that validation needs."""
-
-    eos_token_ids: tuple[int, ...]
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class InputProcessor:
@@ -28,7 +20,7 @@ class InputProcessor:
     """
 
     def __init__(
-        self, tokenizer: TokenizerLike, *, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...]
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size

@@ -112,9 +112,7 @@ def _physical_cores() -> int:
     for cpu in allowed:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
-            cores.add(
-                ((topology / "physical_package_id").read_text(), (topology / "core_id").read_text())
-            )
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
         except OSError:
             return len(allowed)
     return max(1, len(cores))

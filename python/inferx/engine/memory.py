@@ -91,11 +91,7 @@ def plan_memory(
     available = available_memory() if available is None else available
     kv_dtype = "float32" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     per_token = (
-        2
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.head_dim
-        * KV_ITEM_BYTES[kv_dtype]
+        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * KV_ITEM_BYTES[kv_dtype]
     )
     activations = _activation_bytes(config, args)
     block_bytes = per_token * args.block_size
@@ -181,9 +177,7 @@ def _cgroup_remainder() -> int:
 
 def _activation_bytes(config: ModelConfig, args: EngineArgs) -> int:
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    per_token = 4 * (
-        4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
-    )
+    per_token = 4 * (4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size)
     # Raw logits, log-probabilities and the sampler's working copy.
     logits = 3 * 4 * args.max_num_seqs * config.vocab_size
     return args.max_num_batched_tokens * per_token + logits
