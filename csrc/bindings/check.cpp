@@ -1,6 +1,9 @@
 #include "bindings/check.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "cpu/rows.h"
 
 namespace inferx {
 namespace {
@@ -25,11 +28,19 @@ std::string expected_shape(std::initializer_list<Dim> dims) {
   return text + "]";
 }
 
-// True when `size` agrees with `dim`; an unset symbol takes it.
-bool bind(const Dim& dim, int64_t size) {
-  if (!dim.sym) return size == dim.fixed;
-  if (dim.sym->value < 0) dim.sym->value = size;
-  return dim.sym->value == size;
+bool agrees(const Dim& dim, int64_t size) {
+  return dim.sym ? dim.sym->value < 0 || dim.sym->value == size : dim.fixed == size;
+}
+
+// True when all of `sizes` agree with `dims`; symbols that had no value then take theirs.
+bool bind(std::initializer_list<Dim> dims, const int64_t* sizes) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (!agrees(dims.begin()[i], sizes[i])) return false;
+  }
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (Sym* sym = dims.begin()[i].sym) sym->value = sizes[i];
+  }
+  return true;
 }
 
 // First and one-past-last byte that a tensor touches.
@@ -44,20 +55,26 @@ std::pair<const char*, const char*> byte_range(const TensorRef& t) {
   return {base + low * size, base + (high + 1) * size};
 }
 
-// The stride, in elements, of the one dimension that rows of `t` advance by; false when there is none.
-bool single_row_stride(const TensorRef& t, int64_t& stride) {
-  int64_t covered = 1;
-  stride = 0;
-  for (int i = t.ndim - 2; i >= 0; --i) {
-    if (t.shape[i] == 1) continue;
-    if (stride == 0) {
-      stride = t.strides[i];
-    } else if (t.strides[i] != stride * covered) {
-      return false;
-    }
-    covered *= t.shape[i];
+// A tensor as windows of memory, evenly spaced: the outermost dimension steps by `stride` elements, all
+// others together stay within `width`.
+struct Windows {
+  int64_t stride, width;
+};
+
+// False when the windows of the outermost dimension overlap each other.
+bool find_windows(const TensorRef& t, Windows& windows) {
+  const cpu::Rows dims = cpu::make_rows(t.ndim, t.shape, t.strides);
+  windows = {0, 1};
+  for (int i = 0; i < dims.ndim; ++i) {
+    windows.stride = std::max(windows.stride, dims.stride[i]);
+    windows.width += (dims.size[i] - 1) * dims.stride[i];
   }
-  return stride > 0;
+  for (int i = 0; i < dims.ndim; ++i) {
+    if (dims.stride[i] != windows.stride) continue;
+    windows.width -= (dims.size[i] - 1) * dims.stride[i];
+    return windows.width <= windows.stride;
+  }
+  return false;
 }
 
 // True when it is certain that no element is shared.
@@ -67,13 +84,12 @@ bool disjoint(const TensorRef& a, const TensorRef& b) {
   const auto [b_begin, b_end] = byte_range(b);
   if (a_end <= b_begin || b_end <= a_begin) return true;
   // Two column ranges of one matrix (as q and k in a fused qkv) interleave without sharing an element.
-  int64_t a_stride, b_stride;
-  if (a.dtype != b.dtype || !single_row_stride(a, a_stride) || !single_row_stride(b, b_stride)) return false;
-  const int64_t a_width = a.size(-1), b_width = b.size(-1);
-  if (a_stride != b_stride || a_width > a_stride || b_width > b_stride) return false;
-  const int64_t item = static_cast<int64_t>(dtype_size(a.dtype)), row = a_stride * item;
-  const int64_t shift = ((b.ptr<char>() - a.ptr<char>()) % row + row) % row;
-  return shift >= a_width * item && shift + b_width * item <= row;
+  Windows aw, bw;
+  if (a.dtype != b.dtype || !find_windows(a, aw) || !find_windows(b, bw) || aw.stride != bw.stride)
+    return false;
+  const int64_t item = static_cast<int64_t>(dtype_size(a.dtype)), period = aw.stride * item;
+  const int64_t shift = ((b.ptr<char>() - a.ptr<char>()) % period + period) % period;
+  return shift >= aw.width * item && shift + bw.width * item <= period;
 }
 
 bool same_view(const TensorRef& a, const TensorRef& b) {
@@ -125,9 +141,9 @@ const Arg& Arg::min_ndim(int wanted) const {
 }
 
 const Arg& Arg::shape(std::initializer_list<Dim> dims) const {
-  bool agrees = t_.ndim == static_cast<int32_t>(dims.size());
-  for (int i = 0; agrees && i < t_.ndim; ++i) agrees = bind(dims.begin()[i], t_.shape[i]);
-  if (!agrees) expected("shape " + expected_shape(dims), shape_string(t_));
+  if (t_.ndim != static_cast<int32_t>(dims.size()) || !bind(dims, t_.shape)) {
+    expected("shape " + expected_shape(dims), shape_string(t_));
+  }
   return *this;
 }
 
@@ -138,7 +154,8 @@ const Arg& Arg::same_shape(const char* other_name, const TensorRef& other) const
 
 const Arg& Arg::last_dim(Dim dim) const {
   min_ndim(1);
-  if (!bind(dim, t_.size(-1))) expected("last dimension of shape " + expected_shape({dim}), shape_string(t_));
+  if (!bind({dim}, &t_.shape[t_.ndim - 1]))
+    expected("last dimension of shape " + expected_shape({dim}), shape_string(t_));
   return *this;
 }
 

@@ -5,7 +5,7 @@
 namespace inferx::cpu {
 
 struct Rows {
-  static constexpr int kMaxDims = 7;
+  static constexpr int kMaxDims = 8;
   int64_t count = 1;
   int ndim = 0;  // after merging neighbours, outermost first; 0 or 1 for nearly every tensor
   int64_t size[kMaxDims];

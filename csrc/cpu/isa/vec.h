@@ -40,7 +40,6 @@ inline F splat(float value) { return value - F{}; }
 inline I splat_int(int32_t value) { return value - I{}; }
 inline F select(I mask, F yes, F no) { return mask ? yes : no; }
 inline F abs(F x) { return (F)((I)x & splat_int(0x7fffffff)); }
-inline F max(F a, F b) { return select(a > b, a, b); }
 
 // a * b + c, fused where the instruction set has it (all but base on x86).
 inline F fma(F a, F b, F c) {

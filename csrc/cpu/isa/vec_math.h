@@ -1,5 +1,5 @@
-// exp, tanh and the scaled complementary error function of float vectors.  Branch-free, so a lane's result
-// depends on that lane alone.  Polynomials are least-squares fits at Chebyshev points in double precision.
+// exp and the scaled complementary error function of float vectors.  Branch-free, so a lane's result depends on
+// that lane alone.  The error function's polynomial is a least-squares fit at Chebyshev points, made in double.
 #pragma once
 #include "cpu/isa/vec.h"
 
@@ -34,17 +34,6 @@ inline F exp(F x) {
   const F scale1 = (F)((half + 127) << 23);
   const F scale2 = (F)((exponent - half + 127) << 23);
   return p * scale1 * scale2;
-}
-
-// Within 2 ulp; odd: tanh(-x) = -tanh(x).
-inline F tanh(F x) {
-  const F a = abs(x);
-  static constexpr float c[] = {-0.333333291f, 0.133327823f, -0.0538524975f, 0.0210036412f, -0.00610494801f};
-  const F y = x * x;
-  const F near_zero = fma(a * y, polynomial(y, c), a);
-  const F far = splat(1.0f) - splat(2.0f) / (exp(a + a) + splat(1.0f));
-  const F magnitude = select(a < splat(0.625f), near_zero, far);
-  return (F)((I)magnitude | ((I)x & splat_int(INT32_MIN)));
 }
 
 // exp(z^2) erfc(z) for 0 <= z <= 10.5, about 2e-7 relative: P(t) / (1 + 2z) with t = (z - 3) / (z + 3).  A
