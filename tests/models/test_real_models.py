@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_writer import without_vocabulary
 from model_harness import LOGIT_TOLERANCE, PagedRunner
 from transformers import AutoModelForCausalLM, PreTrainedModel, modeling_utils
 
 from inferx.loader import Tokenizer, load_tokenizer, open_checkpoint
 from inferx.models import Model, build_model
 
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 PROSE = "The lighthouse keeper climbed the stairs every evening, and on the night of the storm he"
 CODE = "def fibonacci(n: int) -> int:\n    "
 # More than Gemma's window of 512 tokens, so that its sliding layers forget the beginning.
@@ -54,22 +55,24 @@ class Pair:
         return output.logits[0][0], output.sequences[0, len(ids) :].tolist()
 
 
-def open_pair(path: Path) -> Pair:
+def open_pair(path: Path, scratch: Path) -> Pair:
     checkpoint = open_checkpoint(path)
     model, tokenizer = build_model(checkpoint), load_tokenizer(checkpoint)
     with pytest.MonkeyPatch.context() as patch:
         # transformers asks for accelerate before it reads a GGUF file and then does not use it.
         patch.setattr(modeling_utils, "is_accelerate_available", lambda: True)
+        slim = without_vocabulary(path, scratch / path.name)
         oracle = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+            slim.parent, gguf_file=slim.name, dtype=torch.float32, attn_implementation="eager"
         )
+        slim.unlink()
     return Pair(oracle.eval(), model, tokenizer)
 
 
 @pytest.fixture(scope="module", params=["smollm2_gguf", "qwen25_gguf", "gemma3_gguf"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One model in memory at a time."""
-    made = open_pair(request.getfixturevalue(request.param))
+    made = open_pair(request.getfixturevalue(request.param), tmp_path_factory.mktemp("oracle"))
     yield made
     del made
     gc.collect()
