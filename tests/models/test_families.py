@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import VOCAB, check_against_oracle, check_token_by_token, load, prompt, save, tiny_model
+from model_harness import (
+    VOCAB,
+    PagedRunner,
+    check_against_oracle,
+    check_token_by_token,
+    load,
+    prompt,
+    save,
+    tiny_model,
+)
 from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
@@ -18,6 +27,9 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from inferx import ops
+from inferx.layers.attention import AttentionMetadata
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -154,6 +166,35 @@ def test_token_by_token_is_bit_identical(name: str, tmp_path: Path) -> None:
     check_token_by_token(load(save(oracle, tmp_path)), prompt(40, seed=5))
 
 
+@pytest.mark.parametrize("name", ["llama-9q3kv", "gemma3"])
+def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+    model = load(save(tiny_model(CASES[name](), seed=5), tmp_path))
+    ids, threads = prompt(70, seed=5), ops.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            ops.set_num_threads(count)
+            results.append(PagedRunner(model).whole(ids))
+    finally:
+        ops.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_empty_step(tmp_path: Path) -> None:
+    model = load(save(tiny_model(llama()), tmp_path))
+    none = torch.empty(0, dtype=torch.int64)
+    metadata = AttentionMetadata(
+        block_tables=torch.empty(0, 1, dtype=torch.int32),
+        cu_seqlens_q=torch.zeros(1, dtype=torch.int32),
+        seq_lens=torch.empty(0, dtype=torch.int32),
+        slot_mapping=none,
+    )
+    hidden = model.forward(none, none, none, PagedRunner(model).kv, metadata)
+    assert hidden.shape == (0, 64)
+    assert model.compute_logits(hidden).shape == (0, VOCAB)
+
+
 def test_windows_matter(tmp_path: Path) -> None:
     """Guards the window cases above: without the window the logits would differ."""
     with_window = tiny_model(CASES["mistral-window"](), seed=1)
@@ -165,8 +206,6 @@ def test_windows_matter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_cache_stays_close(dtype: torch.dtype, tmp_path: Path) -> None:
-    from model_harness import PagedRunner
-
     oracle = tiny_model(llama(**HEADS["9q3kv"]), seed=2)
     model = load(save(oracle, tmp_path))
     ids = prompt(50)

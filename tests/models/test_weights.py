@@ -3,6 +3,7 @@ tensor."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from test_families import HEADS, gemma3, llama, phi3
 from transformers import PreTrainedModel
 
 from inferx.errors import LoadError
-from inferx.loader import open_checkpoint
+from inferx.loader import RawTensor, open_checkpoint
 from inferx.models import build_model
 
 Tensors = dict[str, torch.Tensor]
@@ -109,6 +110,29 @@ def test_nothing_is_read_before_everything_is_checked(oracle: PreTrainedModel, t
     with pytest.raises(LoadError, match="stray"):
         build_model(checkpoint, progress=read.append)
     assert read == []
+
+
+def test_one_layer_object_in_memory_at_a_time(oracle: PreTrainedModel, tmp_path: Path) -> None:
+    """The peak is the packed weights plus the tensors of one layer object (three for QKV)."""
+    checkpoint = open_checkpoint(save(oracle, tmp_path))
+    read, alive, peak = checkpoint.read, 0, 0
+
+    def released() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def counted(name: str) -> RawTensor:
+        nonlocal alive, peak
+        raw = read(name)
+        alive += 1
+        peak = max(peak, alive)
+        weakref.finalize(raw, released)
+        return raw
+
+    checkpoint.read = counted  # type: ignore[method-assign]
+    build_model(checkpoint)
+    assert peak == 3
+    assert alive == 0
 
 
 def test_tied_head_is_one_weight(tmp_path: Path) -> None:
