@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 # OpenMP's threads spin between two ops.  With libgomp's default they spin so long that a busy machine
-# becomes 20 times slower; a short spin costs nothing.  libgomp reads this when torch loads it.
+# becomes many times slower; a short spin costs nothing.  libgomp reads this when torch loads it.
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
