@@ -2,11 +2,12 @@
 
     python -m benchmarks.engine [--model MODEL] [--threads 2] [--repeats 5] [--json FILE]
 
-decode N: N requests of 128 prompt tokens generate together; the rate is N tokens over the median time of the
-steps in which all of them decode.  Its floor is the time to read every packed weight and the keys and values of
-every request once, at the measured read bandwidth; with many requests arithmetic takes longer than that, and
-then its floor, at the measured float32 multiply-add peak, is the one that counts.
-prefill: one prompt of 2,000 tokens, one generated; the rate is prompt tokens over the time to the first token.
+decode N: N requests of 128 prompt tokens generate together; the rate is N tokens over the median time of
+the steps in which all of them decode.  Its floor is the time to read every packed weight and the keys and
+values of every request once, at the measured read bandwidth; with many requests arithmetic takes longer
+than that, and then its floor, at the measured float32 multiply-add peak, is the one that counts.
+prefill: one prompt of 2,000 tokens, one generated; the rate is prompt tokens over the time to the first
+token.
 
 Greedy, end tokens ignored, prefix cache off.  Medians over ``--repeats`` runs, each in the same process.
 """
@@ -36,7 +37,7 @@ PREFILL_TOKENS = 2000
 
 @dataclass
 class Figure:
-    """One line of the table.  floor_ms: what a step (or the prefill) must take at least, and by which limit."""
+    """One line of the table.  floor_ms: what a step (or the prefill) must take at least; limit: why."""
 
     name: str
     tokens_per_second: float
@@ -151,8 +152,8 @@ def main() -> None:
         figure = run()
         figures.append(figure)
         print(
-            f"{figure.name:14} {figure.tokens_per_second:8.1f} {figure.measured_ms:9.2f} {figure.floor_ms:9.2f}"
-            f"  {figure.limit:8} {figure.share:6.1%}",
+            f"{figure.name:14} {figure.tokens_per_second:8.1f} {figure.measured_ms:9.2f} "
+            f"{figure.floor_ms:9.2f}  {figure.limit:8} {figure.share:6.1%}",
             flush=True,
         )
         if figure.share > 1:

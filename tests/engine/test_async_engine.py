@@ -173,5 +173,5 @@ async def test_start_up_errors_keep_their_type(tiny: Path, tmp_path: Path) -> No
     broken = save_tiny_llama(tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(LoadError, match="model.safetensors"):
+    with pytest.raises(LoadError, match=r"model\.safetensors"):
         await AsyncEngine(args(broken)).start()
