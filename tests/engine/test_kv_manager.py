@@ -17,7 +17,7 @@ _number = iter(range(10**6))
 
 def make(tokens: list[int], salt: str | None = None, priority: int = 0, **params: int) -> Sequence:
     request = EngineRequest("r", tokens, SamplingParams(**params), 0.0, cache_salt=salt)
-    return Request(request, root_digest(cache_salt=salt), priority, next(_number)).sequences[0]
+    return Request(request, root_digest(cache_salt=salt), priority, next(_number), 1000).sequences[0]
 
 
 def admit(kv: KVManager, seq: Sequence) -> int:
@@ -181,7 +181,7 @@ def test_without_caching_nothing_is_recorded() -> None:
 
 def forked(kv: KVManager, length: int, n: int) -> list[Sequence]:
     request = EngineRequest("r", list(range(length)), SamplingParams(n=n), 0.0)
-    seqs = Request(request, root_digest(), 0, next(_number)).sequences
+    seqs = Request(request, root_digest(), 0, next(_number), 1000).sequences
     admit(kv, seqs[0])
     compute(kv, seqs[0])
     for child in seqs[1:]:
@@ -265,6 +265,20 @@ def test_least_recently_used_prefix_goes_first() -> None:
     through(kv, [3] * 9)
     assert through(kv, old) == 4
     assert through(kv, new) == 0
+
+
+def test_dropping_the_cache_leaves_what_is_in_use() -> None:
+    kv = KVManager(8, SIZE)
+    through(kv, [1] * 9)
+    seq = make([2] * 9)
+    admit(kv, seq)
+    compute(kv, seq)
+    kv.drop_cached()
+    kv.check_invariants([seq])
+    assert kv.pool.num_evictable == 0
+    kv.free(seq)
+    assert through(kv, [1] * 9) == 0
+    assert through(kv, [2] * 9) == 8
 
 
 def test_of_equal_blocks_only_one_outlives_its_users() -> None:

@@ -271,6 +271,16 @@ def test_the_long_prefill_threshold_caps_a_chunk() -> None:
     sim.run()
 
 
+def test_what_is_reserved_for_a_postponed_prompt_does_not_stand_in_its_own_way() -> None:
+    sim = simulation(num_blocks=27, max_num_seqs=2)
+    sim.add("first", prompt(64 + 33), params(1))  # 7 blocks
+    sim.add("second", prompt(320, 1), params(1))  # all the other 20
+    assert tokens_of(sim.step()) == {"first": 64}
+    # 33 are still long: 32 of them at first, then the last one, then the second prompt.
+    assert tokens_of(sim.step()) == {"first": 33, "second": 31}
+    sim.run()
+
+
 def test_a_postponed_long_prompt_is_not_robbed_of_its_place() -> None:
     """Its slot and blocks stay reserved while short ones pass."""
     sim = simulation(num_blocks=32, max_num_seqs=4)  # 512 tokens
@@ -631,7 +641,7 @@ def test_only_the_least_urgent_go() -> None:
 
 
 def test_of_equals_the_last_goes() -> None:
-    sim = simulation(num_blocks=12, max_num_batched_tokens=256)
+    sim = simulation(num_blocks=15, max_num_batched_tokens=256)
     *_, d = decoding(sim, 40, 40, 40, 40)
     assert first_victim(sim) is d
     sim.run()
@@ -684,11 +694,48 @@ def test_recomputed_tokens_are_counted() -> None:
     assert sim.scheduler.stats().num_preemptions >= 1
 
 
-def test_no_admission_in_a_step_that_preempts_and_none_that_leads_to_the_next() -> None:
-    """Without room to grow, requests would be taken in only to be thrown out a moment later."""
-    sim = simulation(num_blocks=20, max_num_batched_tokens=256, enable_prefix_caching=False)
+def test_a_prompt_under_way_can_be_the_victim() -> None:
+    sim = simulation(block_size=1, num_blocks=28, max_num_seqs=2, max_num_batched_tokens=4)
+    sim.add("a", prompt(5), params(None))
+    b = sim.add("b", prompt(20, 1), params(1), priority=1).sequences[0]
+    while b.status is not Status.PREEMPTED:
+        out = sim.step()
+    assert 0 < b.recompute_end < 20
+    assert [e.seq.request_id for e in out.scheduled] == ["a"]
+    assert out.preempted == [b]
+    assert b.num_output_tokens == 0
+    sim.run()
+    assert b.num_computed_prompt_tokens == 20
+    assert b.num_preemptions == 1
+
+
+def test_nobody_comes_in_while_somebody_is_thrown_out() -> None:
+    sim = simulation(num_blocks=12, max_num_seqs=2, max_num_batched_tokens=256)
+    sim.add("a", prompt(60), params(100))
+    sim.add("b", prompt(60, 1), params(100), priority=1)
+    sim.step()
+    urgent = sim.add("urgent", prompt(3, 2), params(2)).sequences[0]  # waits for a slot
+    assert first_victim(sim).request_id == "b"
+    assert urgent.status is Status.WAITING
+    assert sim.step().admitted == [urgent]
+    sim.run()
+
+
+def test_a_request_that_cannot_grow_needs_no_room_to_grow() -> None:
+    for max_tokens, admitted in ((5, ["b"]), (6, [])):  # 12 + 5 - 1 tokens fill block 1
+        sim = simulation(num_blocks=2, max_num_batched_tokens=256)
+        sim.add("a", prompt(12), params(max_tokens))
+        sim.step()
+        sim.add("b", prompt(12, 1), params(2))
+        assert [s.request_id for s in sim.step().admitted] == admitted
+        sim.run()
+
+
+def test_admission_leaves_room_for_those_who_run_to_grow() -> None:
+    """Without it, requests would be taken in only to be thrown out a moment later."""
+    sim = simulation(num_blocks=20, max_num_batched_tokens=512, enable_prefix_caching=False)
     for i in range(8):
-        sim.add(f"r{i}", prompt(40, i), params(60))
+        sim.add(f"r{i}", prompt(47, i), params(60))
     last_admission, gaps = 0, []
     while sim.scheduler.has_unfinished():
         out = sim.step()
@@ -696,8 +743,8 @@ def test_no_admission_in_a_step_that_preempts_and_none_that_leads_to_the_next() 
             last_admission = sim.num_steps
         if out.preempted:
             gaps.append(sim.num_steps - last_admission)
-    assert gaps
-    assert min(gaps) >= 8  # about a block's worth of steps
+    assert gaps[0] >= 16  # a block's worth of steps
+    assert min(gaps) >= 4
 
 
 def test_preemptions_are_few() -> None:

@@ -49,7 +49,8 @@ class SchedulerConfig:
             )
         if self.num_blocks * self.block_size < 2:
             raise ValueError(
-                f"num_blocks * block_size must be at least 2 tokens, got {self.num_blocks} * {self.block_size}"
+                "num_blocks * block_size must be at least 2 tokens, "
+                f"got {self.num_blocks} * {self.block_size}"
             )
 
     @property

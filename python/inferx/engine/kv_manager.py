@@ -195,6 +195,12 @@ class KVManager:
         seq.block_table = type(seq.block_table)("i")
         seq.num_computed_tokens = seq.num_registered_blocks = seq.writable_end = 0
 
+    def drop_cached(self) -> None:
+        """Forget all blocks that nobody holds, in the order in which they would be evicted (I2)."""
+        for block in self.pool.evictable_blocks():
+            self.cache.forget(block)
+            self.pool.discard(block)
+
     def _release(self, block: int) -> None:
         pool, node = self.pool, self.cache.node_of(block)
         if node is None:

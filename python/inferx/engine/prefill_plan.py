@@ -70,9 +70,7 @@ class PrefillPlan:
 
     def _consider(self, seq: Sequence) -> None:
         if seq.status is not Status.RUNNING:
-            # A long one that would get nothing now need not be looked up again.
-            known = seq.known_cached_tokens
-            if self.long_budget == 0 and known >= 0 and self._is_long(seq.num_tokens - known):
+            if self.long_budget == 0 and self._is_long(seq.num_tokens - self._known_cached(seq)):
                 self._postpone(seq)
                 return
             if not self._admit(seq):
@@ -85,6 +83,12 @@ class PrefillPlan:
         if entry is not None:
             self.long_budget -= entry.num_tokens
         self.capped.append((seq, entry))
+
+    def _known_cached(self, seq: Sequence) -> int:
+        """Cached tokens of a waiting sequence as of its last look-up: good enough to tell long from short."""
+        if seq.known_cached_tokens < 0:
+            seq.known_cached_tokens = self.kv.num_tokens(self.kv.lookup(seq))
+        return seq.known_cached_tokens
 
     def _is_long(self, num_tokens: int) -> bool:
         return num_tokens > self.config.max_num_batched_tokens // 2

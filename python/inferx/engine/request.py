@@ -133,16 +133,34 @@ class Sequence:
 
 
 class Request:
-    """A prompt and its ``n`` sequences.  ``root`` is the digest its prefixes start from."""
+    """A prompt and its ``n`` sequences.
 
-    __slots__ = ("engine_request", "eos_token_ids", "forked", "root", "sequences", "stop_token_ids")
+    root: the digest its prefixes start from.  number: how many requests came before.  max_seq_len: the
+    longest prompt plus output that the engine allows.
+    """
 
-    def __init__(self, engine_request: EngineRequest, root: bytes, priority: int, number: int) -> None:
+    __slots__ = (
+        "ending_token_ids",
+        "engine_request",
+        "eos_token_ids",
+        "forked",
+        "max_output_tokens",
+        "min_tokens",
+        "root",
+        "sequences",
+    )
+
+    def __init__(
+        self, engine_request: EngineRequest, root: bytes, priority: int, number: int, max_seq_len: int
+    ) -> None:
         self.engine_request = engine_request
         self.root = root
         params = engine_request.sampling_params
         self.eos_token_ids = frozenset() if params.ignore_eos else frozenset(params.eos_token_ids)
-        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.ending_token_ids = self.eos_token_ids | frozenset(params.stop_token_ids)
+        self.min_tokens = params.min_tokens
+        room = max_seq_len - len(engine_request.prompt_token_ids)
+        self.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         self.forked = params.n == 1
         prompt: array[int] = array(TOKEN_TYPECODE, engine_request.prompt_token_ids)
         # Unborn sequences see the leader's array (the prompt) and get their own at the fork.

@@ -132,8 +132,8 @@ class Scheduler:
             )
         if prompt_len + 1 > config.pool_tokens:
             raise InvalidRequestError(
-                f"prompt and at least one generated token must fit in the KV cache of {config.pool_tokens} "
-                f"tokens ({config.num_blocks} blocks of {config.block_size}), got a prompt of {prompt_len} tokens",
+                f"prompt and at least one generated token must fit in the KV cache of "
+                f"{config.pool_tokens} tokens ({config.num_blocks} blocks of {config.block_size}), got a prompt of {prompt_len} tokens",
                 "prompt",
             )
         if n > config.max_num_seqs:
@@ -146,7 +146,7 @@ class Scheduler:
         root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
         priority = request.priority if config.policy == "priority" else 0
         try:
-            added = Request(request, root, priority, self._num_arrived)
+            added = Request(request, root, priority, self._num_arrived, config.max_seq_len)
         except (OverflowError, TypeError) as e:
             raise InvalidRequestError(f"prompt token ids must be int32 integers: {e}", "prompt") from e
         self._num_arrived += 1
@@ -193,6 +193,10 @@ class Scheduler:
         stats.num_cached_blocks = pool.num_evictable
         stats.kv_cache_usage = pool.num_referenced / pool.num_blocks
         return EngineStats(*(getattr(stats, name) for name in stats.__struct_fields__))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks that no running sequence holds (for measurements and tests)."""
+        self.kv.drop_cached()
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
@@ -274,8 +278,6 @@ class Scheduler:
         self.kv.free(seq)
         remove_ordered(self.running, seq)
         seq.status = Status.PREEMPTED
-        seq.known_cached_tokens = -1
-        seq.num_awaited_blocks = 0
         insort(self.waiting, seq, key=ORDER)
         out.preempted.append(seq)
         out.scheduled[:] = [e for e in out.scheduled if e.seq is not seq]
@@ -297,49 +299,50 @@ class Scheduler:
         self._stats.num_steps += 1
         updates: list[SequenceUpdate] = []
         place = 0
+        running, decode, advance = Status.RUNNING, Phase.DECODE, self.kv.advance
         for entry in output.scheduled:
-            end = place + len(entry.samples)
-            if entry.seq.status is Status.RUNNING:
-                self._advance(entry)
-                if entry.samples:
-                    self._take_samples(entry, results[place:end], updates)
-            place = end
+            seq, samples = entry.seq, entry.samples
+            if seq.status is running:
+                if entry.phase is decode:
+                    seq.num_decode_steps += 1
+                else:
+                    self._count_prefill(entry)
+                advance(seq, entry.num_tokens)
+                if samples and not seq.request.forked:
+                    self._fork(seq)
+                for sample, result in zip(samples, results[place : place + len(samples)], strict=True):
+                    if sample.finish_reason is None:
+                        updates.append(self._take_result(sample, result))
+            place += len(samples)
         return updates
 
-    def _advance(self, entry: ScheduledSequence) -> None:
-        seq, n = entry.seq, entry.num_tokens
-        if entry.phase is Phase.DECODE:
-            seq.num_decode_steps += 1
-        else:
-            first, end = entry.first_position, entry.first_position + n
-            again = max(0, min(end, seq.recompute_end) - first)
-            seq.num_recomputed_tokens += again
-            seq.num_computed_prompt_tokens += max(0, min(end, seq.num_prompt_tokens) - first - again)
-            seq.num_prefill_chunks += 1
-        self.kv.advance(seq, n)
+    def _count_prefill(self, entry: ScheduledSequence) -> None:
+        seq, first, end = entry.seq, entry.first_position, entry.first_position + entry.num_tokens
+        again = max(0, min(end, seq.recompute_end) - first)
+        seq.num_recomputed_tokens += again
+        seq.num_computed_prompt_tokens += max(0, min(end, seq.num_prompt_tokens) - first - again)
+        seq.num_prefill_chunks += 1
+        if entry.samples and seq.num_output_tokens == 0:
+            self._stats.prompt_tokens += seq.num_prompt_tokens
 
-    def _take_samples(
-        self, entry: ScheduledSequence, results: list[int | SampleError], updates: list[SequenceUpdate]
-    ) -> None:
-        leader = entry.seq
-        if leader.num_output_tokens == 0:
-            self._stats.prompt_tokens += leader.num_prompt_tokens
-        if not leader.request.forked:
-            self._fork(leader)
-        for seq, result in zip(entry.samples, results, strict=True):
-            if seq.finish_reason is not None:
-                continue
-            if isinstance(result, SampleError):
-                seq.error = result.message
-                self._finish(seq, "error")
-                updates.append(SequenceUpdate(seq, None, "error", error=result.message))
-                continue
-            seq.token_ids.append(result)
-            self._stats.generation_tokens += 1
-            reason = self._stop_reason(seq, result)
-            if reason is not None:
-                self._finish(seq, reason)
-            updates.append(SequenceUpdate(seq, result, reason, seq.stop_reason))
+    def _take_result(self, seq: Sequence, result: int | SampleError) -> SequenceUpdate:
+        if isinstance(result, SampleError):
+            seq.error = result.message
+            self._finish(seq, "error")
+            return SequenceUpdate(seq, None, "error", error=result.message)
+        request, tokens = seq.request, seq.token_ids
+        tokens.append(result)
+        self._stats.generation_tokens += 1
+        num_output = len(tokens) - seq.num_prompt_tokens
+        # Whether this token is the last depends on the sequence and the limits only, never on the batch.
+        reason: FinishReason | None = "length" if num_output >= request.max_output_tokens else None
+        if result in request.ending_token_ids and num_output >= request.min_tokens:
+            reason = "stop"
+            if result not in request.eos_token_ids:
+                seq.stop_reason = result
+        if reason is not None:
+            self._finish(seq, reason)
+        return SequenceUpdate(seq, result, reason, seq.stop_reason)
 
     def _fork(self, leader: Sequence) -> None:
         """The prompt is complete: every living sample goes its own way."""
@@ -362,27 +365,9 @@ class Scheduler:
         if leader.finish_reason is not None:
             self._retire(leader)  # it was only carrying the prompt for the others
 
-    def _stop_reason(self, seq: Sequence, token: int) -> FinishReason | None:
-        """Whether ``token``, just appended, is the last.  Depends on the sequence and the limits only."""
-        request = seq.request
-        params = request.engine_request.sampling_params
-        num_output = seq.num_output_tokens
-        if num_output >= params.min_tokens:
-            if token in request.eos_token_ids:
-                return "stop"
-            if token in request.stop_token_ids:
-                seq.stop_reason = token
-                return "stop"
-        if params.max_tokens is not None and num_output >= params.max_tokens:
-            return "length"
-        return "length" if len(seq.token_ids) >= self.config.max_seq_len else None
-
     def can_grow(self, seq: Sequence) -> bool:
         """Whether ``seq`` may come to need another block than it holds.  Its last token needs no K and V."""
-        params = seq.request.engine_request.sampling_params
-        end = self.config.max_seq_len
-        if params.max_tokens is not None:
-            end = min(end, seq.num_prompt_tokens + params.max_tokens)
+        end = seq.num_prompt_tokens + seq.request.max_output_tokens
         return end - 1 > len(seq.block_table) * self.config.block_size
 
     def check_invariants(self) -> None:
