@@ -174,4 +174,4 @@ class Session:
             self._note(latency_line(metrics))
 
     def _note(self, text: str) -> None:
-        self.notes.print(text, style="dim", markup=False)
+        self.notes.print(text, style="dim", markup=False, soft_wrap=True)

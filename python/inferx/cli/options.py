@@ -21,7 +21,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def parse_bytes(text: str) -> int:
     """``4GiB``, ``512M`` or plain bytes, as bytes; InvalidRequestError otherwise."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
         raise InvalidRequestError(f"expected a size such as 4GiB, 512MiB or bytes, got {text[:40]!r}")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferx.engine.scheduler import QueueFullError
 from inferx.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 
 logger = logging.getLogger("inferx.server")
@@ -74,6 +75,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, InvalidRequestError):
         return bad_request(str(error), error.param)
+    if isinstance(error, QueueFullError):
+        return ApiError(503, str(error), type="service_unavailable_error", code="queue_full")
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead")
     if isinstance(error, RequestFailedError):

@@ -19,13 +19,23 @@ from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
 
 
+# From the engine's end until every response has been closed.
+UNWIND_SECONDS = 10
+
+
 class Server(uvicorn.Server):
     """uvicorn's server without its signal handling: it re-raises signals, which would end the process
     before the engine is stopped."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], None],
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self.on_started = on_started
+        self.on_stop = on_stop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -40,7 +50,9 @@ class Server(uvicorn.Server):
         """First call: finish what runs.  Second: drop it."""
         if self.should_exit:
             self.force_exit = True
-        self.should_exit = True
+        else:
+            self.should_exit = True
+            self.on_stop()
 
 
 async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> None:
@@ -49,16 +61,29 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    ending: list[asyncio.Task[None]] = []
     try:
         if not await _unless(stopping, engine.start()):
             return
-        server = Server(_config(engine, args), lambda: _announce(args, sock))
+        server = Server(
+            _config(engine, args),
+            on_started=lambda: _announce(sock),
+            on_stop=lambda: ending.append(asyncio.create_task(_end_later(engine, args.shutdown_timeout))),
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
         if not stopping.is_set():
             await server.serve(sockets=[sock])
     finally:
+        for task in ending:
+            task.cancel()
         await engine.shutdown()
+
+
+async def _end_later(engine: AsyncEngine, seconds: float) -> None:
+    """Give running requests some time; what is left then ends with an error that the client can read."""
+    await asyncio.sleep(seconds)
+    await engine.shutdown()
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -87,7 +112,7 @@ def _config(engine: AsyncEngine, args: ServerArgs) -> uvicorn.Config:
         log_level="info" if args.access_log else "warning",
         access_log=args.access_log,
         h11_max_incomplete_event_size=args.max_header_bytes,
-        timeout_graceful_shutdown=args.shutdown_timeout,
+        timeout_graceful_shutdown=args.shutdown_timeout + UNWIND_SECONDS,
         server_header=False,
     )
 
@@ -114,7 +139,7 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(args: ServerArgs, sock: socket.socket) -> None:
+def _announce(sock: socket.socket) -> None:
     url = url_of(sock)
     print(f"inferx serves {url} (API base {url}/v1)", file=sys.stderr, flush=True)
 
