@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
 from fake_server import ThreadServer, wait_until
+
+from inferx.sampling_params import SamplingParams
+from inferx.server.generation import Job, OutputStream
+from inferx.server.metrics import ServerMetrics
+from inferx.server.streaming import EventStream
 
 
 def send(server: ThreadServer, path: str = "/v1/completions", **body: Any) -> socket.socket:
@@ -85,3 +92,24 @@ def test_aborts_are_counted(fake_server: ThreadServer, engine: FakeEngine, clien
     connection.close()
     wait_until(lambda: not engine.running)
     assert aborts() == before + 3
+
+
+async def test_leaving_between_the_first_token_and_the_first_chunk(engine: FakeEngine) -> None:
+    """The response object exists, but nobody has asked it for anything yet."""
+    job = Job("r", [65], SamplingParams(max_tokens=400, ignore_eos=True))
+    outputs = OutputStream(engine, [job], ServerMetrics(engine, "m"))
+    assert await outputs.wait_first(None)
+
+    async def nothing() -> AsyncGenerator[bytes, None]:
+        async for _ in outputs:
+            yield b""
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(10)
+
+    await EventStream(nothing(), outputs)({"type": "http"}, gone, send)
+    assert engine.aborted == ["r"]
+    assert engine.running == set()

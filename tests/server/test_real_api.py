@@ -264,8 +264,9 @@ class TestTraffic:
         wait_until(server.idle, 5)
 
     def test_long_unbroken_texts_stall_nobody(self, server: RealServer, counting: str) -> None:
-        """1 MB strings are refused quickly, while streams run and /health answers."""
-        long_texts = ["a" * 1_000_000, "_" * 1_000_000, " " * 1_000_000, "歪" * 300_000]
+        """Long strings are refused quickly, while streams run and /health answers.  The last one is short
+        enough that it has to be tokenised."""
+        long_texts = ["a" * 1_000_000, "_" * 1_000_000, " " * 1_000_000, "歪" * 300_000, "a" * 300_000]
         done = threading.Event()
         delays: list[float] = []
 
@@ -284,7 +285,7 @@ class TestTraffic:
             assert response.json()["error"]["code"] == "context_length_exceeded"
             return time.monotonic() - started
 
-        with ThreadPoolExecutor(9) as pool:
+        with ThreadPoolExecutor(10) as pool:
             polling = pool.submit(poll)
             streams = [pool.submit(server.complete, max_tokens=32, stream=True) for _ in range(4)]
             seconds = list(pool.map(refuse, long_texts))

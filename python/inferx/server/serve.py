@@ -18,7 +18,8 @@ from inferx.server.app import create_app
 from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
 
-
+# Longer than the pause between two requests of an interactive client.
+KEEP_ALIVE_SECONDS = 60
 # From the engine's end until every response has been closed.
 UNWIND_SECONDS = 10
 
@@ -112,6 +113,7 @@ def _config(engine: AsyncEngine, args: ServerArgs) -> uvicorn.Config:
         log_level="info" if args.access_log else "warning",
         access_log=args.access_log,
         h11_max_incomplete_event_size=args.max_header_bytes,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=args.shutdown_timeout + UNWIND_SECONDS,
         server_header=False,
     )

@@ -53,13 +53,14 @@ class EventStream(StreamingResponse):
     nothing for a while.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], outputs: OutputStream) -> None:
         super().__init__(
             chunks,
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         self._chunks = chunks
+        self._outputs = outputs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -68,6 +69,9 @@ class EventStream(StreamingResponse):
             pass
         finally:
             await self._chunks.aclose()
+            # A client that left before the first chunk was asked for leaves a generator that never ran,
+            # and whose own cleanup therefore does not run either.
+            await self._outputs.aclose()
 
 
 async def respond_with_events(
@@ -79,7 +83,7 @@ async def respond_with_events(
     except BaseException:
         await outputs.aclose()
         raise
-    return EventStream(_chunks(outputs, source, started, keep_alive))
+    return EventStream(_chunks(outputs, source, started, keep_alive), outputs)
 
 
 async def _chunks(
