@@ -18,7 +18,8 @@ and templates look for them (to drop old reasoning, for instance).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from inferx.errors import InvalidRequestError
@@ -34,23 +35,45 @@ _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0xFFFFD
 
 
 class Markers:
-    """A set of marker texts with what is needed to find them."""
+    """A set of marker texts with what is needed to find them (some vocabularies have thousands)."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        ordered = sorted({text for text in texts if text}, key=lambda text: (-len(text), text))
-        self.texts = tuple(ordered)
-        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self.texts = frozenset(text for text in texts if text)
+        self._lengths = sorted({len(text) for text in self.texts}, reverse=True)
+        firsts = "".join(sorted({text[0] for text in self.texts}))
+        self._first = re.compile(f"[{re.escape(firsts)}]") if firsts else None
         # Every proper beginning of a marker.
-        self._beginnings = {text[:end] for text in ordered for end in range(1, len(text))}
-        self._longest = max((len(text) for text in self._beginnings), default=0)
+        self._beginnings = {text[:end] for text in self.texts for end in range(1, len(text))}
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """(start, end) of each marker, from left to right, the longest at each place."""
+        position = 0
+        while self._first is not None and (match := self._first.search(text, position)):
+            start = match.start()
+            length = next((n for n in self._lengths if text[start : start + n] in self.texts), 0)
+            if length:
+                yield start, start + length
+            position = start + max(length, 1)
 
     def replace(self, text: str, cover: Cover) -> str:
-        if self._pattern is None:
+        """``text`` with each marker, and the beginning of one at the end, covered."""
+        if self._first is None:
             return text
-        text = self._pattern.sub(lambda match: cover.stand_in(match.group()), text)
-        # White space at the end does not count: templates strip it.
-        end = len(text.rstrip())
-        for start in range(max(0, end - self._longest), end):
+        pieces: list[str] = []
+        done = 0
+        for start, end in self.find(text):
+            pieces += [text[done:start], cover.stand_in(text[start:end])]
+            done = end
+        return self._cover_end("".join([*pieces, text[done:]]), cover)
+
+    def cut(self, text: str) -> list[str]:
+        """``text`` in pieces, cut after the first character of each marker."""
+        cuts = [0, *(start + 1 for start, _ in self.find(text)), len(text)]
+        return [text[start:end] for start, end in pairwise(cuts) if start < end]
+
+    def _cover_end(self, text: str, cover: Cover) -> str:
+        end = len(text.rstrip())  # templates strip white space
+        for start in range(max(0, end - (self._lengths[0] - 1)), end):
             if text[start:end] in self._beginnings:
                 text = text[:start] + cover.stand_in(text[start]) + text[start + 1 :]
         return text

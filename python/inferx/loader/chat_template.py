@@ -1,109 +1,29 @@
-"""Rendering a model's chat template, which is a program from a stranger, safely.
+"""Rendering a model's chat template, which is a program from a stranger.
 
-jinja2's immutable sandbox keeps the template away from Python's internals; on top of that the output,
-repeated strings and ``range`` are bounded, and only plain JSON values are passed in.  Filters and globals
-are the ones that published templates were written against (transformers' ``apply_chat_template``).
+See ``sandbox`` for what it can and cannot do; only plain JSON values are passed in.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import SecurityError
 
 from inferx.errors import InvalidRequestError
+from inferx.loader.sandbox import MAX_VALUE, LoopBudget, sandbox
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 24
-MAX_LOOP_ITEMS = 1_000_000  # over all calls of range() in one rendering
+MAX_OUTPUT_CHARS = MAX_VALUE
 MAX_DEPTH = 64
-_WIDTH = re.compile(r"\d{5,}|\*")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses the operators by which a short template makes a huge value."""
-
-    intercepted_binops = frozenset(["*", "**", "%"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if not all(isinstance(side, (int, float)) and abs(side) < 1e4 for side in (left, right)):
-                raise SecurityError("exponents this large are not allowed in chat templates")
-        elif operator == "*":
-            for value, times in ((left, right), (right, left)):
-                repeats = isinstance(value, (str, list, tuple)) and isinstance(times, int)
-                if repeats and len(value) * times > MAX_OUTPUT_CHARS:
-                    raise SecurityError("repetitions this long are not allowed in chat templates")
-        elif isinstance(left, str) and _WIDTH.search(left):
-            raise SecurityError("field widths this large are not allowed in chat templates")
-        return super().call_binop(context, operator, left, right)
-
-
-class _GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}`` only marks assistant text for training: render what is inside."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers: no HTML escaping, characters as they are."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: Any) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
 
 
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlocks]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.filters.pop("center", None)
-    environment.globals.pop("lipsum", None)
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    return environment.from_string(source)
-
-
-class _LoopBudget:
-    """``range`` whose calls share one budget, so that nested loops end too."""
-
-    def __init__(self) -> None:
-        self._left = MAX_LOOP_ITEMS
-
-    def range(self, *bounds: int) -> range:
-        items = range(*bounds)
-        self._left -= len(items) + 1
-        if self._left < 0:
-            raise SecurityError(f"the chat template loops over more than {MAX_LOOP_ITEMS} numbers")
-        return items
+    return sandbox().from_string(source)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -152,7 +72,7 @@ class ChatTemplate:
         or does wrong."""
         pieces: list[str] = []
         length = 0
-        scope = {**self._tokens, **variables, "messages": messages, "range": _LoopBudget().range}
+        scope = {**self._tokens, **variables, "messages": messages, "range": LoopBudget().range}
         try:
             for piece in self._template.generate(scope):
                 length += len(piece)

@@ -24,6 +24,7 @@ ARCHITECTURES = {
 }
 # Architectures whose q and k rows the converter reordered for interleaved rotary.
 INTERLEAVED_ROTARY = ("llama", "mistral")
+MAX_LAYERS = 1 << 16
 GEMMA3_SLIDING_PATTERN = 6
 GEMMA3_LOCAL_THETA = 10000.0
 # The 27B model alone scales attention by hidden_size / heads; the file does not say so.
@@ -53,8 +54,10 @@ class _Keys:
     def _name(self, key: str) -> str:
         return f"{self._prefix}.{key}"
 
-    def has(self, key: str) -> bool:
-        return self._name(key) in self._file.metadata
+    def given(self, key: str) -> bool:
+        """Whether the key is there and not zero, which writers use for "none"."""
+        value = self._file.metadata.get(self._name(key))
+        return value is not None and not (isinstance(value, (int, float)) and value == 0)
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._file.metadata.get(self._name(key), default)
@@ -67,10 +70,12 @@ class _Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self._file.metadata.get(self._name(key), default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        """Positive; the bounds keep later arithmetic finite."""
+        value: Any = self._file.metadata.get(self._name(key), default)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not 1e-12 <= value <= 1e12:
             raise LoadError(
-                f"{self._file.path}: metadata {self._name(key)!r} must be a finite number, got {value}"
+                f"{self._file.path}: metadata {self._name(key)!r} must be a positive number, got {value}"
             )
         return float(value)
 
@@ -86,29 +91,32 @@ class _Keys:
 
 def architecture_of(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
             f"{file.path}: architecture {name!r} is not supported "
             f"(supported: {', '.join(sorted(ARCHITECTURES))})"
         )
-    return str(name)
+    return name
 
 
 def model_config(file: GGUFFile) -> ModelConfig:
     """LoadError when the architecture is unknown or a needed key is missing or senseless."""
     name = architecture_of(file)
     keys = _Keys(file, name)
-    if int(file.metadata.get("split.count", 1)) > 1:
+    parts = file.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
         raise LoadError(
             f"{file.path}: one part of a split GGUF; merge the parts first (llama-gguf-split --merge)"
         )
-    if keys.has("expert_count") and keys.raw("expert_count"):
+    if keys.given("expert_count"):
         raise LoadError(
             f"{file.path}: mixture-of-experts files of architecture {name!r} are not supported yet"
         )
     layers, heads, hidden = (
         keys.integer(key) for key in ("block_count", "attention.head_count", "embedding_length")
     )
+    if layers > MAX_LAYERS:
+        raise LoadError(f"{file.path}: block_count must be at most {MAX_LAYERS}, got {layers}")
     head_dim = keys.integer("attention.key_length", hidden // heads)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise LoadError(f"{file.path}: keys and values of different lengths are not supported")
@@ -130,9 +138,9 @@ def model_config(file: GGUFFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=name in ("qwen3", "gemma3"),
         sliding_window=keys.integer("attention.sliding_window")
-        if keys.raw("attention.sliding_window")
+        if keys.given("attention.sliding_window")
         else None,
-        query_pre_attn_scalar=keys.number("attention.scale") ** -2 if keys.raw("attention.scale") else None,
+        query_pre_attn_scalar=keys.number("attention.scale") ** -2 if keys.given("attention.scale") else None,
         attn_logit_softcapping=_optional(keys, "attn_logit_softcapping"),
         final_logit_softcapping=_optional(keys, "final_logit_softcapping"),
         dtype=_unquantised_dtype(file),
@@ -147,7 +155,7 @@ def model_config(file: GGUFFile) -> ModelConfig:
 
 
 def _optional(keys: _Keys, key: str) -> float | None:
-    return keys.number(key) if keys.raw(key) else None
+    return keys.number(key) if keys.given(key) else None
 
 
 def _vocab_size(file: GGUFFile, hidden: int) -> int:
@@ -159,7 +167,7 @@ def _vocab_size(file: GGUFFile, hidden: int) -> int:
             f"{file.path}: tensor token_embd.weight: expected shape [vocabulary, {hidden}], "
             f"got {list(embedding.shape)}"
         )
-    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    tokens = _tokens(file)
     if len(tokens) > embedding.shape[0]:
         raise LoadError(
             f"{file.path}: tensor token_embd.weight: {embedding.shape[0]} rows for {len(tokens)} tokens"
@@ -202,7 +210,7 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
     fraction = 1.0 if rotary_dim == head_dim else (rotary_dim + 0.5) / head_dim
     original = (
         keys.integer("rope.scaling.original_context_length")
-        if keys.raw("rope.scaling.original_context_length")
+        if keys.given("rope.scaling.original_context_length")
         else None
     )
     rope = RopeConfig(
@@ -229,8 +237,8 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
 
 def _scaled(file: GGUFFile, keys: _Keys, rope: RopeConfig) -> RopeConfig:
     kind = keys.text("rope.scaling.type", "none")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
-    if kind == "none" and keys.raw("rope.scale_linear"):
+    factor = _optional(keys, "rope.scaling.factor") or _optional(keys, "rope.scale_linear") or 1.0
+    if kind == "none" and keys.given("rope.scale_linear"):
         kind = "linear"
     if kind in ("none", "longrope") or factor == 1.0:
         return rope
@@ -278,19 +286,20 @@ def _unquantised_dtype(file: GGUFFile) -> str:
 
 def _token_id(file: GGUFFile, name: str) -> int | None:
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     # Some writers say "none" with an all-ones id.
-    return value if isinstance(value, int) and 0 <= value < len(tokens) else None
+    return value if isinstance(value, int) and 0 <= value < len(_tokens(file)) else None
+
+
+def _tokens(file: GGUFFile) -> list[str]:
+    value = file.metadata.get("tokenizer.ggml.tokens")
+    return value if isinstance(value, list) else []
 
 
 def eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
     """Declared end ids first (eos, eot, eom), then control tokens known to end a turn."""
     ids = [token for name in ("eos", "eot", "eom") if (token := _token_id(file, name)) is not None]
-    tokens, types = (
-        file.metadata.get("tokenizer.ggml.tokens", []),
-        file.metadata.get("tokenizer.ggml.token_type", []),
-    )
-    if isinstance(tokens, list) and len(tokens) == len(types):
-        controls = {tokens[i]: int(i) for i in np.flatnonzero(np.asarray(types) == _CONTROL)}
+    tokens, types = _tokens(file), file.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(types, np.ndarray) and len(types) == len(tokens):
+        controls = {tokens[i]: int(i) for i in np.flatnonzero(types == _CONTROL)}
         ids += [controls[text] for text in END_OF_TURN_TOKENS if text in controls]
     return tuple(dict.fromkeys(ids))

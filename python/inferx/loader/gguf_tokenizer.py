@@ -138,7 +138,10 @@ class _Vocabulary:
             if not (self.types[index] == UNUSED and _PLACEHOLDER.fullmatch(token))
         }
 
-    def added_tokens(self, rstrip: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    def added_tokens(
+        self, rstrip: frozenset[str] = frozenset(), normalise_spaces: bool = False
+    ) -> list[dict[str, Any]]:
+        """normalise_spaces: user-defined runs of spaces also match runs of the space sign."""
         return [
             {
                 "id": index,
@@ -146,7 +149,7 @@ class _Vocabulary:
                 "single_word": False,
                 "lstrip": False,
                 "rstrip": token in rstrip,
-                "normalized": False,
+                "normalized": normalise_spaces and kind == USER_DEFINED and " " in token,
                 "special": kind == CONTROL,
             }
             for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -263,7 +266,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
     restore = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     rstrip = _right_stripping(vocabulary)
     return _description(
-        added_tokens=vocabulary.added_tokens(rstrip),
+        added_tokens=vocabulary.added_tokens(rstrip, normalise_spaces=not prefix),
         normalizer={"type": "Sequence", "normalizers": [*steps, replace]},
         pre_tokenizer=None,
         post_processor=vocabulary.template(bos_by_default=True),
@@ -297,16 +300,15 @@ def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[li
     order of the pieces they make.  Only normal pieces take part: user-defined ones are matched before any
     merge.
     """
-    rank = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
-    found: list[tuple[float, int, int, str, str]] = []
-    for token, index in rank.items():
+    tokens = vocabulary.tokens
+    index_of = {token: i for i, token in enumerate(tokens) if vocabulary.types[i] == NORMAL}
+    found: list[tuple[float, int, int]] = []
+    for token, index in index_of.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            left_index = rank.get(left)
-            if left_index is None:
-                continue
-            right_index = rank.get(right)
-            if right_index is not None:
-                found.append((-scores[index], left_index, right_index, left, right))
-    found.sort(key=lambda item: item[:3])
-    return [[left, right] for _, _, _, left, right in found]
+            left = index_of.get(token[:cut])
+            if left is not None:
+                right = index_of.get(token[cut:])
+                if right is not None:
+                    found.append((-scores[index], left, right))
+    found.sort()
+    return [[tokens[left], tokens[right]] for _, left, right in found]

@@ -108,6 +108,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_pytorch_tanh",  # the same function
 }
 _MAX_SIZE = 1 << 31
+MAX_LAYERS = 1 << 16
 
 
 class Values:
@@ -249,6 +250,8 @@ def token_ids(value: Any, key: str, path: Path) -> tuple[int, ...]:
 def _attention_pattern(architecture: str, values: Values) -> tuple[int | None, tuple[str, ...]]:
     """(sliding_window, layer_types)."""
     layers = values.size("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise values.fail("num_hidden_layers", f"at most {MAX_LAYERS}")
     if architecture == "llama":
         return None, ()
     if architecture in ("mistral", "phi3"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -55,7 +56,8 @@ class Tokenizer:
         them; missing ones are looked up by id."""
         try:
             self._raw = RawTokenizer.from_str(description)
-            parsed = json.loads(description)
+            # The decoder alone; parsing the whole description again would cost as much as building it.
+            decoder = json.loads(self._raw.decoder.__getstate__()) if self._raw.decoder is not None else None
         except Exception as error:  # tokenizers raises bare Exception
             raise LoadError(f"{source}: the tokenizer cannot be built: {error}") from error
         self._raw.no_truncation()
@@ -65,7 +67,7 @@ class Tokenizer:
         self._added = self._raw.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in self._added.items() if token.special)
         self.vocab_size = max(self._raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._token_bytes = _token_bytes_function(parsed)
+        self._token_bytes = _token_bytes_function(decoder)
         self._description = description
         self._lock = threading.Lock()
         self._unmarked: RawTokenizer | None = None
@@ -75,16 +77,21 @@ class Tokenizer:
                 self._special_tokens[name] = self.id_to_token(index)
         self._template: ChatTemplate | None = None
         self._template_source = chat_template
-        special = [token.content for token in self._added.values() if token.special]
-        marks = [
+
+    @cached_property
+    def _special_markers(self) -> Markers:
+        return Markers(token.content for token in self._added.values() if token.special)
+
+    @cached_property
+    def _all_markers(self) -> Markers:
+        """Special tokens, and others that steer a conversation; added words and white space are just text."""
+        template = self._template_source or ""
+        marks = (
             token.content
             for token in self._added.values()
-            if not token.special
-            and token.content.strip()
-            and (token.content in KNOWN_MARKS or token.content in (chat_template or ""))
-        ]
-        self._special_markers = Markers(special)
-        self._all_markers = Markers([*special, *marks])
+            if token.content.strip() and (token.content in KNOWN_MARKS or token.content in template)
+        )
+        return Markers([*self._special_markers.texts, *marks])
 
     # ---- ids
 
@@ -120,7 +127,12 @@ class Tokenizer:
         _check_text(text)
         if parse_special or not self._all_markers.texts:
             return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._without_markers().encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._encode_plain(text, at_start=True)
+        if not add_special_tokens:
+            return ids
+        # BOS and EOS are put around whatever the text became.
+        before, after = self._around
+        return [*before, *ids, *after]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Ids without a token add nothing; bytes that are no UTF-8 become U+FFFD."""
@@ -205,12 +217,10 @@ class Tokenizer:
         encoding = self._raw.encode(text, add_special_tokens=False)
         if not cover.within(text):
             return encoding.ids
-        markers = set(self._all_markers.texts)
-        marker_ids = {index for index, token in self._added.items() if token.content in markers}
         ids: list[int] = []
         piece_start, piece_ids = 0, list[int]()
         for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if index not in marker_ids:
+            if index not in self._marker_ids:
                 piece_ids.append(index)
                 continue
             ids += self._piece(text, piece_start, start, piece_ids, cover)
@@ -220,31 +230,72 @@ class Tokenizer:
 
     def _piece(self, text: str, start: int, stop: int, ids: list[int], cover: Cover) -> list[int]:
         piece = text[start:stop]
-        return self._encode_piece(cover.restore(piece), start == 0) if cover.within(piece) else ids
+        return self._encode_plain(cover.restore(piece), start == 0) if cover.within(piece) else ids
 
-    def _encode_piece(self, text: str, at_start: bool) -> list[int]:
-        """A stretch between control tokens as ordinary text.
+    def _encode_plain(self, text: str, at_start: bool) -> list[int]:
+        """``text`` as ordinary sub-words: no marker's id comes out, whatever the text holds.
 
         Away from the start of the prompt, a sentinel stands for the control token before it, since some
         tokenizers treat the first characters of a text specially.
         """
         unmarked = self._without_markers()
-        ids = unmarked.encode(text if at_start else _SENTINEL + text, add_special_tokens=False).ids
-        return ids if at_start else ids[1:]
+
+        def encode(piece: str, start: bool) -> list[int]:
+            ids = unmarked.encode(piece if start else _SENTINEL + piece, add_special_tokens=False).ids
+            return ids if start else ids[1:]
+
+        ids = encode(text, at_start)
+        if self._marker_ids.isdisjoint(ids):
+            return ids
+        # Some vocabularies have merges that lead to a marker: cut each marker after its first character.
+        pieces = self._all_markers.cut(text)
+        ids = [i for n, piece in enumerate(pieces) for i in encode(piece, at_start and n == 0)]
+        if not self._marker_ids.isdisjoint(ids):
+            raise InvalidRequestError(
+                "text: a control token in it cannot be encoded as ordinary text", "messages"
+            )
+        return ids
+
+    @cached_property
+    def _marker_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._added.items() if token.content in self._all_markers.texts)
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before and after a text."""
+        word = self._raw.encode("a", add_special_tokens=False).ids
+        whole = self._raw.encode("a").ids
+        start = next((i for i in range(len(whole)) if whole[i : i + len(word)] == word), len(whole))
+        return whole[:start], whole[start + len(word) :]
 
     def _without_markers(self) -> RawTokenizer:
         """The same tokenizer to which no marker means anything; built when first needed."""
         with self._lock:
             if self._unmarked is None:
-                markers = set(self._all_markers.texts)
-                parsed = json.loads(self._description)
-                parsed["added_tokens"] = [t for t in parsed["added_tokens"] if t["content"] not in markers]
-                unmarked = RawTokenizer.from_str(json.dumps(parsed, ensure_ascii=False))
-                unmarked.no_truncation()
-                unmarked.no_padding()
-                unmarked.add_special_tokens([_SENTINEL])
-                self._unmarked = unmarked
+                self._unmarked = self._sharing_model() or self._rebuilt()
+                self._unmarked.add_special_tokens([_SENTINEL])
             return self._unmarked
+
+    def _sharing_model(self) -> RawTokenizer | None:
+        """Built around the same model, which costs nothing; None where added tokens would get other ids."""
+        unmarked = RawTokenizer(self._raw.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(self._raw, part) is not None:
+                setattr(unmarked, part, getattr(self._raw, part))
+        kept = {i: t for i, t in sorted(self._added.items()) if t.content not in self._all_markers.texts}
+        unmarked.add_tokens(list(kept.values()))
+        same = all(unmarked.token_to_id(token.content) == index for index, token in kept.items())
+        return unmarked if same else None
+
+    def _rebuilt(self) -> RawTokenizer:
+        parsed = json.loads(self._description)
+        parsed["added_tokens"] = [
+            t for t in parsed["added_tokens"] if t["content"] not in self._all_markers.texts
+        ]
+        unmarked = RawTokenizer.from_str(json.dumps(parsed, ensure_ascii=False))
+        unmarked.no_truncation()
+        unmarked.no_padding()
+        return unmarked
 
 
 def _variables(tools: Any, add_generation_prompt: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -280,16 +331,16 @@ def _unicode_to_bytes() -> dict[str, int]:
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:
-    """A decoder or normaliser description as a flat list."""
+    """A decoder description as a flat list."""
     if not isinstance(part, dict):
         return []
-    inner = part.get("decoders") or part.get("normalizers") or part.get("pretokenizers")
+    inner = part.get("decoders")
     return [step for item in inner for step in _steps(item)] if inner else [part]
 
 
-def _token_bytes_function(description: dict[str, Any]) -> Any:
+def _token_bytes_function(decoder: Any) -> Callable[[str], bytes]:
     """token text -> bytes, by the kind of decoder the tokenizer has."""
-    kinds = {step.get("type") for step in _steps(description.get("decoder"))}
+    kinds = {step.get("type") for step in _steps(decoder)}
     if "ByteLevel" in kinds:
         alphabet = _unicode_to_bytes()
 

@@ -1,0 +1,148 @@
+"""The Tokenizer class: bytes of tokens, decoding, markers in text, threads."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_gguf_tokenizer import TEXTS, random_texts
+
+from inferx.errors import InvalidRequestError, LoadError
+from inferx.loader import Tokenizer, load_tokenizer, open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    return load_tokenizer(open_checkpoint(smollm2_gguf))
+
+
+@pytest.fixture(scope="module")
+def gemma3(gemma3_gguf: Path) -> Tokenizer:
+    return load_tokenizer(open_checkpoint(gemma3_gguf))
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return request.getfixturevalue(request.param)
+
+
+def test_token_bytes_join_to_the_text(tokenizer: Tokenizer) -> None:
+    lost = {"\x00\x01\x7f control"}  # SmolLM2 has no tokens for these bytes
+    for text in TEXTS + [t for t in random_texts(11, 100) if t.isprintable()]:
+        if text in lost or "▁" in text:
+            continue
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode(), repr(text)
+        assert tokenizer.decode(ids) == text
+
+
+def test_token_bytes_agree_with_decode_for_every_token(smollm2: Tokenizer) -> None:
+    for index in range(smollm2.vocab_size):
+        expected = "" if smollm2.is_special(index) else smollm2.token_bytes(index).decode(errors="replace")
+        assert smollm2.decode([index]) == expected
+
+
+def test_specials_and_ids_without_a_token(tokenizer: Tokenizer) -> None:
+    special = tokenizer.eos_token_ids[0]
+    assert tokenizer.is_special(special)
+    assert tokenizer.token_bytes(special) == b""
+    assert tokenizer.decode([special]) == ""
+    assert tokenizer.decode([special], skip_special_tokens=False) == tokenizer.id_to_token(special) != ""
+    for outside in (tokenizer.vocab_size, -1, 1 << 40):
+        assert tokenizer.id_to_token(outside) == ""
+        assert tokenizer.token_bytes(outside) == b""
+        assert tokenizer.decode([outside]) == ""
+
+
+def test_white_space_survives_token_by_token(tokenizer: Tokenizer) -> None:
+    """Joined bytes keep the leading space and runs of spaces that piecewise decoding drops (case A23)."""
+    text = " Hello world  a    b\n\tc" + tokenizer.id_to_token(tokenizer.eos_token_ids[0]) + "  tail "
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert joined == tokenizer.decode(ids) == " Hello world  a    b\n\tc  tail "
+
+
+def test_marker_text_can_be_taken_literally(tokenizer: Tokenizer) -> None:
+    marker = tokenizer.id_to_token(tokenizer.eos_token_ids[0])
+    text = f"a {marker} b{marker}"
+    parsed = tokenizer.encode(text, add_special_tokens=False)
+    literal = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    assert sum(map(tokenizer.is_special, parsed)) == 2
+    assert not any(map(tokenizer.is_special, literal))
+    assert tokenizer.decode(literal) == text
+    for plain in TEXTS:
+        assert tokenizer.encode(plain, parse_special=False) == tokenizer.encode(plain)
+
+
+def test_bos_is_added_when_the_model_wants_it(smollm2: Tokenizer, gemma3: Tokenizer) -> None:
+    assert gemma3.encode("hi")[0] == gemma3.bos_token_id == 2
+    assert gemma3.encode("hi", parse_special=False) == gemma3.encode("hi")
+    assert gemma3.encode("", parse_special=False) == gemma3.encode("") == [2]
+    assert smollm2.encode("") == []
+
+
+def test_a_marker_reachable_by_merges_is_still_taken_apart() -> None:
+    """Llama 2's merges lead to "</s>": without its added token the text would become the control id again."""
+    vocab = {c: i for i, c in enumerate("</s>ab")} | {"</": 6, "s>": 7, "</s>": 8}
+    description = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 8,
+                "content": "</s>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["<", "/"], ["s", ">"], ["</", "s>"]]},
+    }
+    tokenizer = Tokenizer(json.dumps(description), eos_token_ids=[8])
+    assert tokenizer.encode("a</s>b") == [4, 8, 5]
+    literal = tokenizer.encode("a</s>b</s>", parse_special=False)
+    assert 8 not in literal
+    assert tokenizer.decode(literal).replace(" ", "") == "a</s>b</s>"
+
+
+def test_both_ways_to_drop_markers_agree(tokenizer: Tokenizer) -> None:
+    shared, rebuilt = tokenizer._sharing_model(), tokenizer._rebuilt()
+    assert shared is not None
+    marker = tokenizer.id_to_token(tokenizer.eos_token_ids[0])
+    for text in [*TEXTS, *random_texts(13, 50), f"a{marker}  b\n\n{marker}"]:
+        assert (
+            shared.encode(text, add_special_tokens=False).ids
+            == rebuilt.encode(text, add_special_tokens=False).ids
+        )
+
+
+def test_threads_share_a_tokenizer(smollm2: Tokenizer) -> None:
+    texts = random_texts(12, 200)
+    expected = [smollm2.encode(text) for text in texts]
+    literal = [smollm2.encode(text, parse_special=False) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(smollm2.encode, texts)) == expected
+        assert list(pool.map(lambda t: smollm2.encode(t, parse_special=False), texts)) == literal
+        assert list(pool.map(smollm2.decode, expected)) == [smollm2.decode(ids) for ids in expected]
+
+
+def test_what_is_not_text_is_refused(smollm2: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate at position 2"):
+        smollm2.encode("ab\ud800")
+    with pytest.raises(InvalidRequestError, match="expected a string, got bytes"):
+        smollm2.encode(b"ab")  # type: ignore[arg-type]
+
+
+def test_a_damaged_description_is_a_load_error() -> None:
+    for broken in ("", "{}", "[1]", '{"version": "1.0", "model": {"type": "Nope"}}'):
+        with pytest.raises(LoadError, match=r"here\.json: the tokenizer cannot be built"):
+            Tokenizer(broken, source="here.json")
