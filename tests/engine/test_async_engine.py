@@ -161,6 +161,16 @@ async def test_the_process_ends_with_its_parent(tiny: Path) -> None:
     await engine.shutdown()
 
 
+async def test_shutdown_is_clean(tiny: Path) -> None:
+    engine = AsyncEngine(args(tiny))
+    await engine.start()
+    await collect(engine, "r", [1, 2], greedy(3))
+    await engine.shutdown()
+    assert engine._process.returncode == 0
+    with pytest.raises(EngineDeadError):
+        await collect(engine, "late", [1], greedy(3))
+
+
 async def test_start_up_errors_keep_their_type(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="nowhere"):
         AsyncEngine(args(tmp_path / "nowhere"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def load(args: EngineArgs) -> LLM:
-    """The model, with a progress bar on a terminal.  LoadError and its kin name what is wrong."""
+    """The model; the memory table and, on a terminal, a progress bar go to standard error.
+
+    LoadError and its kin name what is wrong.
+    """
     # Here and not above: torch takes a second to import, which --help and wrong flags need not wait for.
     from inferx.llm import LLM
 
-    return LLM(show_progress=sys.stderr.isatty(), **msgspec.structs.asdict(args))
+    return LLM(show_progress=True, **msgspec.structs.asdict(args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -51,6 +50,7 @@ def serve(
         int, _option("--shutdown-timeout", help="Seconds running requests get after SIGTERM.")
     ] = 5,
     access_log: Annotated[bool, _option("--access-log", help="Log every request.")] = False,
+    seed: Annotated[int | None, _option("--seed", help="The same as --engine-seed (vLLM's name).")] = None,
     engine_args: EngineArgs = EngineArgs(),  # noqa: B008 (replaced by the flags)
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, /metrics for Prometheus."""
@@ -70,8 +70,11 @@ def serve(
         access_log=access_log,
     )
     engine_args = msgspec.structs.replace(
-        engine_args, model=model_option or model, served_model_name=names[0] if names else None
+        engine_args,
+        model=model_option or model,
+        served_model_name=names[0] if names else None,
+        seed=engine_args.seed if seed is None else seed,
     )
     from inferx.server.serve import run_server
 
-    run_server(engine_args, server_args, show_progress=sys.stderr.isatty())
+    run_server(engine_args, server_args, show_progress=True)

@@ -27,6 +27,7 @@ from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.process import LaunchOptions
 from inferx.engine.protocol import EngineStats
+from inferx.engine.scheduler import QueueFullError
 from inferx.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -277,7 +278,7 @@ class AsyncEngine:
                     self._stats = message.stats
                     await self._deliver(message)
                 elif isinstance(message, wire.Rejected):
-                    self._put(message.request_id, InvalidRequestError(message.message, message.param))
+                    self._put(message.request_id, _rejection(message))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a bug here must not leave clients waiting for ever
@@ -328,3 +329,9 @@ class AsyncEngine:
             raise EngineDeadError(self._dead)
         if self.info is None:
             raise EngineDeadError("the engine is not started")
+
+
+def _rejection(message: wire.Rejected) -> Exception:
+    if message.kind == "queue_full":
+        return QueueFullError(message.message)
+    return InvalidRequestError(message.message, message.param)

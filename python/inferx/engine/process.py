@@ -22,6 +22,7 @@ import zmq
 from inferx.engine import wire
 from inferx.engine.args import EngineArgs
 from inferx.engine.core import EngineCore
+from inferx.engine.scheduler import QueueFullError
 from inferx.errors import InvalidRequestError, LoadError, MemoryBudgetError
 
 logger = logging.getLogger("inferx.engine")
@@ -99,6 +100,9 @@ def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -
         except InvalidRequestError as error:
             rejection = wire.Rejected(message.request.request_id, str(error), error.param)
             outbox.send(wire.encoder.encode(rejection))
+        except QueueFullError as error:
+            rejection = wire.Rejected(message.request.request_id, str(error), kind="queue_full")
+            outbox.send(wire.encoder.encode(rejection))
     elif isinstance(message, wire.AbortRequest):
         core.abort(message.request_id)
         # The aborted may have been the last one: report the idle state now, no step will.
@@ -112,7 +116,8 @@ def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -
 
 
 def _exit_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin: a thread inside its lock would abort the interpreter's own exit.
+    while os.read(0, 4096):
         pass
     os._exit(1)
 

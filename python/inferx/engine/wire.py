@@ -59,11 +59,12 @@ class StartupFailed(msgspec.Struct, array_like=True, tag="failed"):
 
 
 class Rejected(msgspec.Struct, array_like=True, tag="rejected"):
-    """The scheduler refused the request at admission (InvalidRequestError)."""
+    """The scheduler refused the request at admission.  kind: which error class the front end raises."""
 
     request_id: str
     message: str
-    param: str | None
+    param: str | None = None
+    kind: Literal["invalid", "queue_full"] = "invalid"
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
