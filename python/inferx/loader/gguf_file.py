@@ -22,7 +22,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from inferx.errors import LoadError
-from inferx.loader.mapped import map_file, unmap
+from inferx.loader.mapped import map_file, tensor_at, unmap
 
 SUPPORTED_VERSIONS = (2, 3)
 # One value per element; everything else supported is a block format read as raw bytes.
@@ -88,10 +88,9 @@ class GGUFFile:
         info = self.tensors[name]
         dtype = FLOAT_DTYPES.get(info.dtype)
         if dtype is not None:
-            flat = torch.frombuffer(self._map, dtype=dtype, count=math.prod(info.shape), offset=info.offset)
-            return flat.reshape(info.shape)
-        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
-        return raw.reshape(math.prod(info.shape[:-1]), -1)
+            return tensor_at(self._map, info.offset, info.shape, dtype)
+        rows = math.prod(info.shape[:-1])
+        return tensor_at(self._map, info.offset, (rows, info.nbytes // rows), torch.uint8)
 
     def close(self) -> None:
         unmap(self._map)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from inferx.errors import LoadError
 
@@ -21,6 +25,17 @@ def map_file(path: Path) -> mmap.mmap:
         raise LoadError(f"{path}: the file is empty") from error
     except OSError as error:
         raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def tensor_at(mapping: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A view of the mapping, without a copy.
+
+    numpy in between holds the buffer, so that the mapping cannot be closed under a living tensor
+    (``torch.frombuffer`` lets go of it).
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.frombuffer(mapping, dtype=np.uint8, count=nbytes, offset=offset)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
 def unmap(mapping: mmap.mmap) -> None:

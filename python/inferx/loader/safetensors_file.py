@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from inferx.errors import LoadError
-from inferx.loader.mapped import map_file, unmap
+from inferx.loader.mapped import map_file, tensor_at, unmap
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Bytes per element of every type the format knows; only those in DTYPES can be read as weights.
@@ -70,14 +70,12 @@ class SafetensorsFile:
                 f"{self.path}: tensor {name}: dtype {info.dtype} is not supported "
                 f"(supported: {', '.join(DTYPES)})"
             )
-        count = math.prod(info.shape)
-        if count == 0:
+        if 0 in info.shape:
             return torch.empty(info.shape, dtype=dtype)
-        itemsize = _ITEM_BYTES[info.dtype]
-        if info.begin % itemsize:  # old writers do not pad the header; an aligned copy is cheap
+        if info.begin % dtype.itemsize:  # old writers do not pad the header; an aligned copy is cheap
             raw = bytearray(self._map[info.begin : info.end])
             return torch.frombuffer(raw, dtype=dtype).reshape(info.shape)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=info.begin).reshape(info.shape)
+        return tensor_at(self._map, info.begin, info.shape, dtype)
 
     def close(self) -> None:
         unmap(self._map)
