@@ -174,6 +174,18 @@ def test_the_work_is_linear(name: str) -> None:
     assert counting.decoded <= (100 * len(ids) if KINDS[name] == "window" else 100)
 
 
+@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+def test_windows_hold_unfinished_characters_back(name: str) -> None:
+    """The way of a tokenizer that no rule fits, with vocabularies where its answer is known."""
+    shared = TokenTexts(tokenizer(name))
+    shared.kind = "window"
+    ids = tokenizer(name).encode(f"a  b{HARD} c\n", add_special_tokens=False)
+    detokenizer = Detokenizer(shared, prompt_token_ids=ids[:2])
+    got = [*(detokenizer.push(i) for i in ids[2:]), detokenizer.flush()]
+    assert "".join(got) == tokenizer(name).decode(ids)[len(tokenizer(name).decode(ids[:2])) :]
+    assert "\ufffd" not in "".join(got)
+
+
 def test_names_for_logprobs() -> None:
     tok, shared = tokenizer("smollm2"), texts("smollm2")
     ids = tok.encode(HARD, add_special_tokens=False)

@@ -64,6 +64,18 @@ def test_exact_topk(vocab: int, k: int, step: float | None) -> None:
         assert got_values == [row[i] for i in expected]
 
 
+@pytest.mark.parametrize("vocab", [10, 50, 5000])
+def test_exact_topk_with_one_tie_at_its_end(vocab: int) -> None:
+    """The only equal values are the last that fits and the first that does not: the lower id fits."""
+    for trial in range(20):
+        order = torch.randperm(vocab, generator=torch.Generator().manual_seed(trial))
+        x = order.float()[None]
+        x[x == vocab - 4] = vocab - 3
+        values, ids = ops.exact_topk(x, 3)
+        assert ids[0] == in_order(x[0].tolist())[:3]
+        assert values == [[vocab - 1, vocab - 2, vocab - 3]]
+
+
 # ---- weights
 
 
@@ -117,9 +129,9 @@ def test_draw_is_the_inverse_cdf(data: st.DataObject, blocks: int, seed: int) ->
 def test_draw_at_every_boundary() -> None:
     """Three tokens of 1/4, 1/4, 1/2 across two blocks: each boundary belongs to the token behind it."""
     weights = torch.zeros(1, 1024, dtype=torch.int64)
-    weights[0, 3], weights[0, 511], weights[0, 512] = 1, 1, 2
+    weights[0, 3], weights[0, 511], weights[0, 600] = 1, 1, 2
     quarter = 2**62
-    cases = {0: 3, quarter - 1: 3, quarter: 511, 2 * quarter - 1: 511, 2 * quarter: 512, 4 * quarter - 1: 512}
+    cases = {0: 3, quarter - 1: 3, quarter: 511, 2 * quarter - 1: 511, 2 * quarter: 600, 4 * quarter - 1: 600}
     for bits, token in cases.items():
         assert ops.draw(weights, [bits]) == [token]
 

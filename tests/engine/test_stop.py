@@ -62,6 +62,8 @@ def test_nothing_is_looked_for_before_min_tokens(
     matcher = StopMatcher(stops, include)
     out = matcher.push(before, search=False)
     assert matcher.matched is None
+    held = 0 if include else longest_open_end(before, stops)
+    assert out == before[: len(before) - held]
     out += matcher.push(after)
     text = before + after
     expected, stop = text, None

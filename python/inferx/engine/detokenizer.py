@@ -201,6 +201,8 @@ class Detokenizer:
 
     def _push_window(self, token_id: int) -> str:
         self._window.append(token_id)
+        if self._texts.fallback_byte(token_id) is not None:
+            return ""
         text = self._window_text(final=len(self._window) - self._read >= _LONGEST_WAIT)
         if text:
             del self._window[: max(0, self._read - _CONTEXT)]
