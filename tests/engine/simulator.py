@@ -195,6 +195,7 @@ class Simulation:
             if e.is_prefill and config.long_prefill_token_threshold:
                 assert e.num_tokens <= config.long_prefill_token_threshold
         for seq in (*out.admitted, *out.resumed):
+            assert id(seq) in entries, f"{seq} was admitted for nothing"
             assert id(seq) not in self.next_computed or seq in out.resumed
             self.next_computed[id(seq)] = seq.num_computed_tokens
             if seq.request.engine_request.sampling_params.prompt_logprobs is not None:

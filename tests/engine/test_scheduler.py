@@ -281,6 +281,38 @@ def test_what_is_reserved_for_a_postponed_prompt_does_not_stand_in_its_own_way()
     sim.run()
 
 
+def test_a_second_long_prompt_comes_in_when_there_is_budget_for_it() -> None:
+    sim = simulation()
+    sim.add("first", prompt(200), params(1))
+    second = sim.add("second", prompt(200, 1), params(1)).sequences[0]
+    sim.add("short", prompt(32, 2), params(1))
+    assert tokens_of(sim.step()) == {"first": 32, "short": 32}
+    assert second.status is Status.WAITING
+    sim.run()
+
+
+def test_a_long_prompt_that_is_mostly_cached_counts_as_short() -> None:
+    sim = simulation()
+    sim.add("before", prompt(193), params(1))
+    sim.run()
+    sim.add("first", prompt(200, 1), params(1))
+    sim.add("second", [*prompt(192), 7, 7, 7, 7], params(1))
+    sim.add("third", prompt(200, 2), params(1))
+    assert tokens_of(sim.step()) == {"first": 60, "second": 4}
+    sim.run()
+
+
+def test_a_postponed_prompt_without_room_is_not_overtaken_by_another() -> None:
+    sim = simulation(num_blocks=26, max_num_seqs=4)
+    sim.add("first", prompt(64 + 33), params(1))  # 7 blocks
+    sim.add("second", prompt(320, 1), params(1))  # 20
+    sim.add("third", prompt(100, 2), params(1))  # 7
+    assert tokens_of(sim.step()) == {"first": 64}
+    assert tokens_of(sim.step()) == {"first": 33}
+    assert tokens_of(sim.step()) == {"second": 64}
+    sim.run()
+
+
 def test_a_postponed_long_prompt_is_not_robbed_of_its_place() -> None:
     """Its slot and blocks stay reserved while short ones pass."""
     sim = simulation(num_blocks=32, max_num_seqs=4)  # 512 tokens
@@ -504,16 +536,30 @@ def test_a_short_shared_prefix_is_not_worth_waiting_for() -> None:
 def test_who_waits_for_a_prefix_lets_others_pass_but_keeps_its_place() -> None:
     sim = simulation(max_num_seqs=3)
     sim.add("first", [9] * 200 + prompt(5), params(50))
-    twin = sim.add("twin", [9] * 200 + prompt(5, 1), params(2))
+    sim.step()
+    twin = sim.add("twin", [9] * 200 + prompt(5, 1), params(2)).sequences[0]
     for i in range(3):
         sim.add(f"other{i}", prompt(5, i + 2), params(50))
-    out = sim.step()
-    # 3 slots: one is kept for the twin.
-    assert [s.request_id for s in out.admitted] == ["first", "other0"]
-    while twin.sequences[0].status is Status.WAITING:
-        out = sim.step()
-    assert [s.request_id for s in out.admitted] == ["twin"]
-    assert twin.sequences[0].num_cached_tokens >= 192
+    admitted = []
+    while twin.status is Status.WAITING:
+        admitted += [s.request_id for s in sim.step().admitted]
+    assert admitted == ["other0", "twin"]  # of 3 slots, one was kept for it all the time
+    assert twin.num_cached_tokens >= 192
+    sim.run()
+
+
+def test_who_waits_for_a_prefix_keeps_its_blocks() -> None:
+    sim = simulation(num_blocks=20)
+    sim.add("first", [9] * 160 + prompt(5), params(1))  # 11 blocks
+    sim.step()
+    twin = sim.add("twin", [9] * 160 + prompt(80, 1), params(1)).sequences[0]  # 5 more
+    for i in range(2):
+        sim.add(f"other{i}", prompt(30, i + 2), params(2))  # 2 each, and there are 4 left
+    sim.add("big", prompt(70, 4), params(1))  # 5
+    admitted = []
+    while twin.status is Status.WAITING:
+        admitted += [s.request_id for s in sim.step().admitted]
+    assert admitted == ["other0", "other1", "twin"]
     sim.run()
 
 
@@ -677,6 +723,19 @@ def test_a_preempted_request_goes_on_where_it_was() -> None:
     assert victim.output_token_ids[:-1] == so_far
     sim.run()
     assert victim.num_cached_tokens == 0  # of the first admission
+
+
+def test_who_finds_everything_cached_decodes_at_once() -> None:
+    sim = simulation(num_blocks=15, max_num_batched_tokens=256)
+    *others, d = decoding(sim, 40, 40, 40, 40)
+    assert first_victim(sim) is d
+    for seq in others:
+        sim.abort(seq.request_id)
+    out = sim.step()
+    assert out.resumed == [d]
+    assert [(e.first_position, e.num_tokens, e.phase) for e in out.scheduled] == [(48, 1, Phase.DECODE)]
+    assert d.num_recomputed_tokens == 0
+    sim.run()
 
 
 def test_recomputed_tokens_are_counted() -> None:

@@ -9,6 +9,7 @@ from bisect import insort
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from inferx.engine.kv_manager import PrefixMatch
 from inferx.engine.request import ORDER, Phase, Sequence, Status, remove_ordered
 from inferx.engine.scheduler_output import ScheduledSequence, SchedulerOutput
 
@@ -69,26 +70,38 @@ class PrefillPlan:
             i += 1
 
     def _consider(self, seq: Sequence) -> None:
+        least = 0
         if seq.status is not Status.RUNNING:
-            if self.long_budget == 0 and self._is_long(seq.num_tokens - self._known_cached(seq)):
-                self._postpone(seq)
+            if not self._take_in(seq):
                 return
-            if not self._admit(seq):
-                return
+            least = (
+                1  # nobody is admitted for nothing, should there be less room for cached tokens than hoped
+            )
         if not self._is_long(seq.num_tokens - seq.num_computed_tokens):
             self._place(seq, self.budget)
             return
-        chunk = min(self.long_budget, self.budget)
+        chunk = min(max(self.long_budget, least), self.budget)
         entry = self._place(seq, chunk) if chunk else None
         if entry is not None:
-            self.long_budget -= entry.num_tokens
+            self.long_budget = max(0, self.long_budget - entry.num_tokens)
         self.capped.append((seq, entry))
 
-    def _known_cached(self, seq: Sequence) -> int:
-        """Cached tokens of a waiting sequence as of its last look-up: good enough to tell long from short."""
-        if seq.known_cached_tokens < 0:
-            seq.known_cached_tokens = self.kv.num_tokens(self.kv.lookup(seq))
-        return seq.known_cached_tokens
+    def _take_in(self, seq: Sequence) -> bool:
+        """Admit a waiting sequence unless it waits for a prefix, for the long ones' half, or for room."""
+        if self._waits_for_prefix(seq):
+            return False
+        lane_full = self.long_budget == 0
+        known = seq.known_cached_tokens
+        if lane_full and known >= 0 and self._is_long(seq.num_tokens - known):
+            self._postpone(seq)  # it would get nothing now, so it need not be looked up again
+            return False
+        match = self._look_up(seq)
+        if match is None:
+            return False
+        if lane_full and self._is_long(seq.num_tokens - seq.known_cached_tokens):
+            self._postpone(seq)
+            return False
+        return self._admit(seq, match)
 
     def _is_long(self, num_tokens: int) -> bool:
         return num_tokens > self.config.max_num_batched_tokens // 2
@@ -125,57 +138,67 @@ class PrefillPlan:
                 return
             if entry is not None:
                 self._extend(entry, self._chunk(seq, entry.num_tokens, self.budget))
-            elif seq.status is Status.RUNNING or (not blocked and self._admit(seq)):
+            elif seq.status is Status.RUNNING:
                 self._place(seq, self.budget)
-            else:
-                blocked = blocked or id(seq) not in self.held  # out of room, not waiting for a prefix
+            elif not blocked:
+                self._unhold(seq)
+                match = self._look_up(seq)
+                if match is not None and self._admit(seq, match):
+                    self._place(seq, self.budget)
+                else:
+                    blocked = match is not None  # out of room; who waits for a prefix blocks nobody
 
-    def _postpone(self, seq: Sequence) -> None:
-        self.capped.append((seq, None))
-        cached = seq.known_cached_tokens // self.config.block_size
-        self._hold(seq, self.kv.num_blocks_for(seq.num_tokens) - cached)
+    # Waiting sequences
 
-    def _hold(self, seq: Sequence, num_blocks: int) -> None:
-        slots = seq.request.num_slots(seq)
-        self.held[id(seq)] = (slots, num_blocks)
-        self.free_slots -= slots
-        self.headroom += num_blocks
-        if self.free_slots <= 0:
-            self.admitting = False
+    def _waits_for_prefix(self, seq: Sequence) -> bool:
+        awaited = seq.num_awaited_blocks
+        if awaited and self.kv.is_claimed(seq.block_hashes[awaited - 1]):
+            self._hold(seq, awaited)
+            return True
+        seq.num_awaited_blocks = 0
+        return False
 
-    def _admit(self, seq: Sequence) -> bool:
-        """Try to move a waiting sequence to running; closes admission when it is short of blocks or slots."""
-        slots, blocks = self.held.pop(id(seq), (0, 0))
-        self.free_slots += slots
-        self.headroom -= blocks
-        if self._waits_for_prefix(seq):
-            return False
-        slots = seq.request.num_slots(seq)
-        if slots > self.free_slots:
-            self.admitting = False
-            return False
+    def _look_up(self, seq: Sequence) -> PrefixMatch | None:
+        """What is cached of ``seq``; None when it had better wait for what is being computed."""
         match = self.kv.lookup(seq)
         shared = len(match.blocks)
         seq.known_cached_tokens = self.kv.num_tokens(match)
         claimed = self.kv.claimed_blocks(seq, shared)
-        if claimed * self.config.block_size * _SHARE_FRACTION >= self.config.max_num_batched_tokens:
-            seq.num_awaited_blocks = shared + claimed
-            self._hold(seq, self.kv.num_blocks_for(seq.num_tokens) - shared - claimed)
-            return False
-        if not self.kv.admit(seq, match, self.headroom if self.scheduler.running else 0):
+        if claimed * self.config.block_size * _SHARE_FRACTION < self.config.max_num_batched_tokens:
+            return match
+        seq.num_awaited_blocks = shared + claimed
+        self._hold(seq, shared + claimed)
+        return None
+
+    def _postpone(self, seq: Sequence) -> None:
+        self.capped.append((seq, None))
+        self._hold(seq, seq.known_cached_tokens // self.config.block_size)
+
+    def _hold(self, seq: Sequence, num_shared_blocks: int) -> None:
+        """Reserve for ``seq`` the slots and blocks it will need beside ``num_shared_blocks``."""
+        slots = seq.request.num_slots(seq)
+        blocks = self.kv.num_blocks_for(seq.num_tokens) - num_shared_blocks
+        self.held[id(seq)] = (slots, blocks)
+        self.free_slots -= slots
+        self.headroom += blocks
+        if self.free_slots <= 0:
+            self.admitting = False
+
+    def _unhold(self, seq: Sequence) -> None:
+        slots, blocks = self.held.pop(id(seq))
+        self.free_slots += slots
+        self.headroom -= blocks
+
+    def _admit(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Move a waiting sequence to running; closes admission when it is short of blocks or slots."""
+        slots = seq.request.num_slots(seq)
+        headroom = self.headroom if self.scheduler.running else 0
+        if slots > self.free_slots or not self.kv.admit(seq, match, headroom):
             self.admitting = False
             return False
         self.free_slots -= slots
         self._start(seq, slots)
         return True
-
-    def _waits_for_prefix(self, seq: Sequence) -> bool:
-        awaited = seq.num_awaited_blocks
-        if awaited and self.kv.is_claimed(seq.block_hashes[awaited - 1]):
-            self._hold(seq, self.kv.num_blocks_for(seq.num_tokens) - awaited)
-            return True
-        seq.num_awaited_blocks = 0
-        return False
 
     def _start(self, seq: Sequence, slots: int) -> None:
         scheduler = self.scheduler

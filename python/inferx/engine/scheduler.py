@@ -132,8 +132,9 @@ class Scheduler:
             )
         if prompt_len + 1 > config.pool_tokens:
             raise InvalidRequestError(
-                f"prompt and at least one generated token must fit in the KV cache of "
-                f"{config.pool_tokens} tokens ({config.num_blocks} blocks of {config.block_size}), got a prompt of {prompt_len} tokens",
+                f"prompt and at least one generated token must fit in the KV cache of {config.pool_tokens} "
+                f"tokens ({config.num_blocks} blocks of {config.block_size}), "
+                f"got a prompt of {prompt_len} tokens",
                 "prompt",
             )
         if n > config.max_num_seqs:
@@ -227,7 +228,7 @@ class Scheduler:
         out = SchedulerOutput()
         prefills = self._schedule_decodes(out)
         out.num_decodes = out.total_num_tokens = len(out.scheduled)
-        if prefills or (self.waiting and not out.preempted):
+        if prefills or self.waiting:
             PrefillPlan(self, out, prefills).run()
         scheduled = {id(e.seq) for e in out.scheduled} if len(out.scheduled) < len(self.running) else None
         if scheduled is not None:
