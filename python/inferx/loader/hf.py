@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from inferx.errors import LoadError
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
 from inferx.loader.config import ModelConfig
 from inferx.loader.hf_config import DEFAULTS, model_config, token_ids
-from inferx.loader.hf_text import chat_template, special_tokens, tokenizer_json
+from inferx.loader.hf_text import chat_template, special_token_ids, special_tokens, tokenizer_json
 from inferx.loader.hf_weights import open_weights
 from inferx.loader.json_file import read_json, read_optional_json
 from inferx.loader.transforms import Source, split_fused
@@ -41,9 +40,9 @@ class HFCheckpoint(Checkpoint):
             raise LoadError(f"{path}: no config.json, so this is no Hugging Face model directory")
         raw_config = read_json(path / "config.json")
         self.generation_config = read_optional_json(path / "generation_config.json")
-        self._tokenizer_config = read_optional_json(path / "tokenizer_config.json")
-        self.special_tokens = special_tokens(self._tokenizer_config)
-        self.chat_template = chat_template(path, self._tokenizer_config)
+        tokenizer_config = read_optional_json(path / "tokenizer_config.json")
+        self.special_tokens = special_tokens(tokenizer_config)
+        self.chat_template = chat_template(path, tokenizer_config)
         self._stored = open_weights(path)
         config = model_config(raw_config, path / "config.json")
         self.config = self._with_token_ids(config, raw_config)
@@ -58,7 +57,7 @@ class HFCheckpoint(Checkpoint):
             *config.eos_token_ids,
             *(token_ids(raw.get("eos_token_id"), "eos_token_id", where) if "text_config" in raw else ()),
         ]
-        by_text = self._special_ids()
+        by_text = special_token_ids(self.path, self.special_tokens)
         if (index := by_text.get("eos_token")) is not None:
             declared.append(index)
         defaults = DEFAULTS[config.architecture]
@@ -71,15 +70,6 @@ class HFCheckpoint(Checkpoint):
         eos = tuple(index for index in dict.fromkeys(declared) if index < config.vocab_size)
         bos = bos if bos is not None and bos < config.vocab_size else None
         return replace(config, eos_token_ids=eos, bos_token_id=bos)
-
-    def _special_ids(self) -> dict[str, int]:
-        """bos_token and eos_token of tokenizer_config.json as ids, by the added tokens of tokenizer.json."""
-        path = self.path / "tokenizer.json"
-        if not path.is_file() or not self.special_tokens:
-            return {}
-        entries = json.loads(tokenizer_json(self.path, {}))["added_tokens"]
-        ids = {entry["content"]: entry["id"] for entry in entries}
-        return {name: ids[text] for name, text in self.special_tokens.items() if text in ids}
 
     def _canonical_tensors(self) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
@@ -119,7 +109,7 @@ class HFCheckpoint(Checkpoint):
         return RawTensor(self.tensors[name], data)
 
     def tokenizer_json(self) -> str:
-        return tokenizer_json(self.path, self._tokenizer_config)
+        return tokenizer_json(self.path)
 
     @property
     def weight_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -48,48 +47,24 @@ def chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str | No
     return value
 
 
-def tokenizer_json(directory: Path, tokenizer_config: dict[str, Any]) -> str:
-    """tokenizer.json, with the BOS and EOS flags of tokenizer_config.json applied where it sets them."""
+def tokenizer_json(directory: Path) -> str:
+    """tokenizer.json as it is.  add_bos_token and add_eos_token of tokenizer_config.json have no say beside
+    it (transformers 5 ignores them too): what is added stands in its post-processor."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise LoadError(f"{path}: missing; slow tokenizers (tokenizer.model, vocab.txt) are not supported")
-    text = read_text(path, MAX_TOKENIZER_BYTES)
+    return read_text(path, MAX_TOKENIZER_BYTES)
+
+
+def special_token_ids(directory: Path, names: dict[str, str]) -> dict[str, int]:
+    """role -> id, for the special tokens of tokenizer_config.json that tokenizer.json knows."""
+    path = directory / "tokenizer.json"
+    if not names or not path.is_file():
+        return {}
     try:
-        parsed = json.loads(text)
-        added = parsed["added_tokens"]
-        ids = {entry["content"]: int(entry["id"]) for entry in added}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LoadError(f"{path}: not a tokenizer: {error}") from error
-    flags = {name: tokenizer_config.get(f"add_{name}_token") for name in ("bos", "eos")}
-    if all(flag is None for flag in flags.values()):
-        return text
-    tokens = special_tokens(tokenizer_config)
-    wanted = [tokens.get(f"{name}_token") if flags[name] else None for name in ("bos", "eos")]
-    for token in wanted:
-        if token is not None and token not in ids:
-            raise LoadError(
-                f"{path}: the special token {token!r} of tokenizer_config.json is not an added token"
-            )
-    parsed["post_processor"] = _template(wanted[0], wanted[1], ids)
-    return json.dumps(parsed, ensure_ascii=False)
-
-
-def _template(bos: str | None, eos: str | None, ids: dict[str, int]) -> dict[str, Any]:
-    """A post-processor that puts ``bos`` before and ``eos`` after each sequence."""
-
-    def sequence(name: str, type_id: int) -> list[dict[str, Any]]:
-        def special(token: str | None) -> list[dict[str, Any]]:
-            return [] if token is None else [{"SpecialToken": {"id": token, "type_id": type_id}}]
-
-        return [*special(bos), {"Sequence": {"id": name, "type_id": type_id}}, *special(eos)]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": sequence("A", 0),
-        "pair": sequence("A", 0) + sequence("B", 1),
-        "special_tokens": {
-            token: {"id": token, "ids": [ids[token]], "tokens": [token]}
-            for token in (bos, eos)
-            if token is not None
-        },
-    }
+        ids = {
+            entry["content"]: entry["id"] for entry in read_json(path, MAX_TOKENIZER_BYTES)["added_tokens"]
+        }
+    except (KeyError, TypeError) as error:
+        raise LoadError(f"{path}: not a tokenizer: added_tokens: {error!r}") from error
+    return {role: ids[text] for role, text in names.items() if type(ids.get(text)) is int}
