@@ -1,5 +1,6 @@
-// exp and the scaled complementary error function of float vectors.  Branch-free, so a lane's result depends on
-// that lane alone.  The error function's polynomial is a least-squares fit at Chebyshev points, made in double.
+// exp and the scaled complementary error function of float vectors.  Branch-free, so a lane's result depends
+// on that lane alone.  The error function's polynomial is a least-squares fit at Chebyshev points, made in
+// double.
 #pragma once
 #include "cpu/isa/vec.h"
 
