@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <new>
-#include <vector>
 
 #include "cpu/parallel.h"
 
@@ -50,73 +49,50 @@ int64_t grain_for(int64_t work_per_item) {
   return std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, work_per_item));
 }
 
-void linear_direct(const LinearParams& p, const LinearKernels& kernels) {
-  float* sums = nullptr;
-  if (has_min(p.weight.format)) {
-    const int64_t groups = p.weight.k / kGroup;
-    sums = scratch.floats(p.m * groups);
-    for (int64_t row = 0; row < p.m; ++row) {
-      kernels.group_sums(p.x + row * p.x_stride, groups, sums + row * groups, 1);
-    }
-  }
-  parallel_for(p.weight.tiles(), grain_for(p.m * p.weight.k * kTileColumns),
-               [&](int64_t begin, int64_t end) { kernels.direct(p, sums, begin, end); });
-}
-
-// Rows [first, first + rows) of x, cut into panels of nearly equal size.
-std::vector<Panel> pack_panels(const LinearParams& p, int64_t first, int64_t rows,
-                               const LinearKernels& kernels) {
+// Rows [first, first + rows) of x as panels.  A single row is one already, and stays where it is.
+Panels pack_panels(const LinearParams& p, int64_t first, int64_t rows, const LinearKernels& kernels) {
   const int64_t k = p.weight.k, groups = has_min(p.weight.format) ? k / kGroup : 0;
-  const int64_t count = (rows + kernels.panel_rows - 1) / kernels.panel_rows;
-  float* packed = scratch.floats(rows * (k + groups));
-  std::vector<Panel> panels(count);
-  parallel_for(count, grain_for(kernels.panel_rows * k * 16), [&](int64_t begin, int64_t end) {
+  const int64_t copied = rows == 1 ? 0 : rows * k;
+  float* x = scratch.floats(copied + rows * groups);
+  float* sums = x + copied;
+  const float* source = p.x + first * p.x_stride;
+  Panels panels{copied ? x : source, sums, first, rows, (rows + kernels.panel_rows - 1) / kernels.panel_rows};
+  parallel_for(panels.count, grain_for(kernels.panel_rows * k * 16), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t start = rows * i / count;
-      const int size = static_cast<int>(rows * (i + 1) / count - start);
-      float* x = packed + start * k;
-      float* sums = packed + rows * k + start * groups;
-      const float* source = p.x + (first + start) * p.x_stride;
-      kernels.pack_panel(source, p.x_stride, size, k, x);
-      for (int r = 0; groups && r < size; ++r) {
-        kernels.group_sums(source + r * p.x_stride, groups, sums + r, size);
-      }
-      panels[i] = {x, sums, first + start, size};
+      const int64_t start = panels.start(i);
+      const int size = static_cast<int>(panels.start(i + 1) - start);
+      const float* from = source + start * p.x_stride;
+      if (copied) kernels.pack_panel(from, p.x_stride, size, k, x + start * k);
+      if (groups) kernels.sum_groups(from, p.x_stride, size, groups, sums + start * groups);
     }
   });
   return panels;
 }
 
-void linear_tiled(const LinearParams& p, const LinearKernels& kernels) {
-  constexpr int64_t kRowsPerPass = 960;  // bounds the copy of x
+// Panels go to the kernel in blocks: as large as it takes, smaller when there would be too few for the
+// threads.
+void multiply(const LinearParams& p, const Panels& panels, const LinearKernels& kernels) {
   const int64_t tiles = p.weight.tiles();
-  for (int64_t first = 0; first < p.m; first += kRowsPerPass) {
-    const int64_t rows = std::min(kRowsPerPass, p.m - first);
-    const std::vector<Panel> panels = pack_panels(p, first, rows, kernels);
-    // Blocks of panels: as large as the kernel takes, smaller when there would be too few for the threads.
-    const int64_t count = static_cast<int64_t>(panels.size());
-    const int64_t wanted = (4 * get_num_threads() + tiles - 1) / tiles;
-    const int64_t least = (count + kernels.panels_per_call - 1) / kernels.panels_per_call;
-    const int64_t blocks = std::min(count, std::max(least, wanted));
-    const int64_t work = rows * p.weight.k * kTileColumns / blocks;
-    parallel_for(blocks * tiles, grain_for(work), [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t block = item / tiles, from = count * block / blocks, to = count * (block + 1) / blocks;
-        kernels.tiled(p, panels.data() + from, static_cast<int>(to - from), item % tiles);
-      }
-    });
-  }
+  const int64_t wanted = (4 * get_num_threads() + tiles - 1) / tiles;
+  const int64_t least = (panels.count + kernels.panels_per_call - 1) / kernels.panels_per_call;
+  const int64_t blocks = std::min(panels.count, std::max(least, wanted));
+  const int64_t work = panels.rows * p.weight.k * kTileColumns / blocks;
+  parallel_for(blocks * tiles, grain_for(work), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t block = item / tiles;
+      kernels.multiply(p, panels, panels.count * block / blocks, panels.count * (block + 1) / blocks,
+                       item % tiles);
+    }
+  });
 }
 
 }  // namespace
 
 void linear(const LinearParams& p) {
-  if (p.m == 0) return;
+  constexpr int64_t kRowsPerPass = 960;  // bounds the copy of x
   const LinearKernels& kernels = linear_kernels();
-  if (p.m <= kDirectRows) {
-    linear_direct(p, kernels);
-  } else {
-    linear_tiled(p, kernels);
+  for (int64_t first = 0; first < p.m; first += kRowsPerPass) {
+    multiply(p, pack_panels(p, first, std::min(kRowsPerPass, p.m - first), kernels), kernels);
   }
   scratch.trim();
 }

@@ -43,16 +43,16 @@ struct FormatTraits {
   Scales scales;
   int zero;          // subtracted from the stored code
   int block;         // k per block
-  int unit;          // k per scale: the length of a partial sum
+  int unit;          // k per scale, which is the length of a partial sum; floats are free to choose
   int source_bytes;  // per block of one row in the checkpoint; per element for floats
 };
 
 constexpr FormatTraits kFormatTraits[kWeightFormats] = {
-    {"F32", Codes::f32, Scales::none, 0, 32, 32, 4},   {"F16", Codes::f16, Scales::none, 0, 32, 32, 2},
-    {"BF16", Codes::bf16, Scales::none, 0, 32, 32, 2}, {"Q4_0", Codes::c4, Scales::d, 8, 32, 32, 18},
-    {"Q4_1", Codes::c4, Scales::dm, 0, 32, 32, 20},    {"Q5_0", Codes::c5, Scales::d, 16, 32, 32, 22},
-    {"Q5_1", Codes::c5, Scales::dm, 0, 32, 32, 24},    {"Q8_0", Codes::c8, Scales::d, 0, 32, 32, 34},
-    {"Q4_K", Codes::c4, Scales::km, 0, 256, 32, 144},  {"Q5_K", Codes::c5, Scales::km, 0, 256, 32, 176},
+    {"F32", Codes::f32, Scales::none, 0, 32, 128, 4},   {"F16", Codes::f16, Scales::none, 0, 32, 128, 2},
+    {"BF16", Codes::bf16, Scales::none, 0, 32, 128, 2}, {"Q4_0", Codes::c4, Scales::d, 8, 32, 32, 18},
+    {"Q4_1", Codes::c4, Scales::dm, 0, 32, 32, 20},     {"Q5_0", Codes::c5, Scales::d, 16, 32, 32, 22},
+    {"Q5_1", Codes::c5, Scales::dm, 0, 32, 32, 24},     {"Q8_0", Codes::c8, Scales::d, 0, 32, 32, 34},
+    {"Q4_K", Codes::c4, Scales::km, 0, 256, 32, 144},   {"Q5_K", Codes::c5, Scales::km, 0, 256, 32, 176},
     {"Q6_K", Codes::c6, Scales::k, 32, 256, 16, 210},
 };
 

@@ -104,23 +104,84 @@ struct UnitScales {
     constexpr Scales kind = traits_of(format).scales;
     constexpr HeaderLayout header = header_layout(format);
     const int entry = unit * kTileColumns + column;
+    if constexpr (kind == Scales::none) return;
     scale = load_half(block + 2 * column);
-    if constexpr (kind == Scales::k) scale *= load_int8(block + header.scale + entry);
-    if constexpr (kind == Scales::km) scale *= load_uint8(block + header.scale + entry);
+    if constexpr (kind == Scales::k) scale *= signed_to_float<8>(load_uint8(block + header.scale + entry));
+    if constexpr (kind == Scales::km) scale *= to_float(load_uint8(block + header.scale + entry));
     if constexpr (kind == Scales::dm) min = load_half(block + header.m + 2 * column);
     if constexpr (kind == Scales::km) {
-      min = -load_half(block + header.m + 2 * column) * load_uint8(block + header.min + entry);
+      min = -load_half(block + header.m + 2 * column) * to_float(load_uint8(block + header.min + entry));
     }
   }
 };
 
-// One k of a float format: kLanes elements at `p`.
+// Float formats: `elements` points to the group's first k in the chunk's first column.
 template <WeightFormat format>
 INFERX_INLINE F load_element(const uint8_t* p) {
   if constexpr (format == WeightFormat::f32) return load<F>(p);
   if constexpr (format == WeightFormat::f16) return load_half(p);
   if constexpr (format == WeightFormat::bf16) return load_bfloat(p);
 }
+
+template <WeightFormat format>
+struct FloatChunk {
+  const uint8_t* first;
+  template <int j>
+  INFERX_INLINE F get() const {
+    return load_element<format>(first + j * kTileColumns * traits_of(format).source_bytes);
+  }
+};
+
+// Where a kernel finds the weights of one slice of a tile, as Slice wants it: in the packed form.
+template <WeightFormat format>
+struct PackedSlice {
+  static constexpr FormatTraits t = traits_of(format);
+  static constexpr int unit = t.unit;
+  static constexpr bool scaled = !is_float(format);
+  static constexpr bool minima = has_min(format);
+  static constexpr int kUnitsPerBlock = t.block / t.unit;  // of quantised formats
+
+  const uint8_t* tile;
+  int column;
+  bool first_use;  // in this call: later ones find the tile in the cache
+
+  INFERX_INLINE auto chunk(int64_t u, int c, int v) const {
+    if constexpr (scaled) {
+      const int in_block = static_cast<int>(u % kUnitsPerBlock);
+      constexpr int units_per_group = kGroup / unit;
+      const uint8_t* group =
+          block_of(u) + header_layout(format).codes + in_block / units_per_group * group_bytes(format);
+      return Chunk<t.codes, t.zero>(reinterpret_cast<const uint32_t*>(group) + column + v * kLanes,
+                                    in_block % units_per_group * (unit / 8) + c);
+    } else {
+      return FloatChunk<format>{element_at(u * unit + c * 8, v)};
+    }
+  }
+  INFERX_INLINE F element(int64_t k, int v) const { return load_element<format>(element_at(k, v)); }
+  INFERX_INLINE UnitScales<format> scales(int64_t u, int v) const {
+    return UnitScales<format>(block_of(u), static_cast<int>(u % kUnitsPerBlock), column + v * kLanes);
+  }
+
+  // The hardware's prefetchers lose the stream among the words of several units.  8 KB ahead is what a core
+  // has in flight at 40 GB/s and 200 ns; tiles follow each other, so that running past the end of one is
+  // right too.
+  INFERX_INLINE void prefetch(int64_t u, int c) const {
+    if (!first_use) return;
+    constexpr int chunks = unit / 8;
+    constexpr int64_t bytes =
+        scaled ? block_bytes(format) / kUnitsPerBlock / chunks : int64_t{8} * kTileColumns * t.source_bytes;
+    const uint8_t* ahead = tile + (u * chunks + c) * bytes + 8192;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i);
+  }
+
+ private:
+  INFERX_INLINE const uint8_t* block_of(int64_t u) const {
+    return tile + u / kUnitsPerBlock * block_bytes(format);
+  }
+  INFERX_INLINE const uint8_t* element_at(int64_t k, int v) const {
+    return tile + (k * kTileColumns + column + v * kLanes) * t.source_bytes;
+  }
+};
 
 }  // namespace
 }  // namespace inferx::cpu::INFERX_ISA

@@ -27,9 +27,6 @@ constexpr int kLanes = 4;
 typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t I __attribute__((vector_size(4 * kLanes)));
 typedef int32_t S __attribute__((vector_size(4 * kLanes)));  // signed: arithmetic shifts, conversion
-typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
 
 #define INFERX_INLINE inline __attribute__((always_inline))
 
@@ -65,6 +62,35 @@ INFERX_INLINE F fma(F a, F b, F c) {
 #endif
 }
 
+// kLanes unsigned integers, widened.  Spelled out: GCC 12 takes __builtin_convertvector from 8 bits apart.
+INFERX_INLINE I load_uint16(const void* p) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (I)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+#elif defined(__x86_64__)
+  return (I)_mm_unpacklo_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)), _mm_setzero_si128());
+#else
+  return (I)vmovl_u16(vld1_u16(static_cast<const uint16_t*>(p)));
+#endif
+}
+INFERX_INLINE I load_uint8(const void* p) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+#else
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+#if defined(__x86_64__)
+  const __m128i zero = _mm_setzero_si128();
+  return (I)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(static_cast<int>(four)), zero), zero);
+#else
+  return (I)vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)))));
+#endif
+#endif
+}
+
 // kLanes half-precision numbers, exactly.
 INFERX_INLINE F load_half(const void* p) {
 #if defined(__AVX512F__)
@@ -74,18 +100,20 @@ INFERX_INLINE F load_half(const void* p) {
 #elif defined(__aarch64__)
   return (F)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(p))));
 #else
-  const I half = __builtin_convertvector(load<Halves>(p), I);
+  const I half = load_uint16(p);
   const I magnitude = (half & 0x7fff) << 13;
   const I special = (I)((half & 0x7c00) == 0x7c00) & 0x7f800000;  // infinity, NaN: the exponent stays full
   return (F)((I)((F)magnitude * 0x1p112f) | special | (half & 0x8000) << 16);
 #endif
 }
 
-INFERX_INLINE F load_bfloat(const void* p) { return (F)(__builtin_convertvector(load<Halves>(p), I) << 16); }
-INFERX_INLINE F load_uint8(const void* p) { return to_float(__builtin_convertvector(load<Bytes>(p), I)); }
-INFERX_INLINE F load_int8(const void* p) {
-  return __builtin_convertvector(__builtin_convertvector(load<SignedBytes>(p), S), F);
+// `bits` low bits of every lane as a signed number.
+template <int bits>
+INFERX_INLINE F signed_to_float(I v) {
+  return to_float((I)((S)(v << (32 - bits)) >> (32 - bits)));
 }
+
+INFERX_INLINE F load_bfloat(const void* p) { return (F)(load_uint16(p) << 16); }
 
 }  // namespace
 }  // namespace inferx::cpu::INFERX_ISA

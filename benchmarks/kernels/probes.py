@@ -1,0 +1,64 @@
+"""The limits that kernels are held against, measured on this machine with a few lines of C++."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_TARGETS = {"v4": ["-mavx512f", "-mprefer-vector-width=512"], "v3": ["-mavx2", "-mfma"], "base": []}
+
+
+def seconds(run: Callable[[], object], samples: int = 7) -> float:
+    """The median time of ``samples`` runs after one to warm up."""
+    run()
+    times = []
+    for _ in range(samples):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+class Probes:
+    """Compiled for one instruction set (as ``build_info()["simd_target"]``).
+
+    The best of several samples, since a limit is what can be reached: another process that takes a core for a
+    moment must not lower it.
+    """
+
+    def __init__(self, simd_target: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "probes.so"
+            source = Path(__file__).with_name("probes.cpp")
+            flags = ["-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", *_TARGETS[simd_target]]
+            subprocess.run([os.environ.get("CXX", "c++"), *flags, str(source), "-o", str(library)], check=True)
+            self._library = ctypes.CDLL(str(library))
+        self._memory = torch.ones(256 << 20, dtype=torch.uint8)
+
+    def read_bandwidth(self, threads: int) -> float:
+        """Bytes per second read from memory (256 MB, beyond any cache here)."""
+        arguments = (ctypes.c_void_p(self._memory.data_ptr()), ctypes.c_int64(self._memory.nbytes), threads)
+        return self._memory.nbytes / self._best(lambda: self._library.read_all(*arguments))
+
+    def flops(self, threads: int) -> float:
+        """Floating-point operations per second (two per multiply-add), float32."""
+        rounds = 2_000_000
+        operations = 2 * rounds * self._library.multiply_adds_per_round() * threads
+        return operations / self._best(lambda: self._library.multiply_add(ctypes.c_int64(rounds), threads))
+
+    @staticmethod
+    def _best(run: Callable[[], object]) -> float:
+        run()
+        times = []
+        for _ in range(9):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return min(times)
