@@ -19,7 +19,7 @@ constexpr int kAttentionTile = 64;
 constexpr int kAttentionSplit = 512;
 // Query rows (query positions x heads of one KV head) that share each K and V tile.  The packing of a tile
 // costs about as much as 6 rows' worth of multiplies.
-constexpr int kAttentionRows = 96;
+constexpr int kAttentionRows = 192;
 constexpr int kAttentionMaxHeadDim = 256;
 
 struct AttentionParams {
