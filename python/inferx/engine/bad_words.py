@@ -6,7 +6,6 @@ in whatever way the vocabulary can spell it: a model that may not say " Paris" l
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -80,11 +79,11 @@ def spellings(text: bytes, tokenizer: TokenizerLike, limit: int = MAX_SPELLINGS)
 
 
 @lru_cache(maxsize=2)
-def _vocabulary(tokenizer: TokenizerLike) -> tuple[dict[bytes, list[int]], int]:
-    """ids by their bytes (special tokens have none), and the length of the longest."""
-    by_bytes: dict[bytes, list[int]] = defaultdict(list)
+def _vocabulary(tokenizer: TokenizerLike) -> tuple[dict[bytes, tuple[int, ...]], int]:
+    """ids by their bytes (special tokens have none), and the length of the longest bytes looked up."""
+    by_bytes: dict[bytes, tuple[int, ...]] = {}
     for i in range(tokenizer.vocab_size):
         data = tokenizer.token_bytes(i)
-        if data:
-            by_bytes[data].append(i)
-    return dict(by_bytes), max(map(len, by_bytes), default=0)
+        if 0 < len(data) <= MAX_SPELLED_BYTES:
+            by_bytes[data] = (*by_bytes[data], i) if data in by_bytes else (i,)
+    return by_bytes, max(map(len, by_bytes), default=0)
