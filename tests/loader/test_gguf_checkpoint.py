@@ -12,7 +12,7 @@ import tiny_gguf
 import torch
 
 from inferx.errors import LoadError
-from inferx.loader import open_checkpoint
+from inferx.loader import load_tokenizer, open_checkpoint
 from inferx.loader.gguf_checkpoint import GGUFCheckpoint
 from inferx.loader.gguf_file import BLOCK_TYPES, GGUFFile
 from inferx.loader.transforms import uninterleave
@@ -352,3 +352,70 @@ def test_writing_to_a_tensor_does_not_reach_the_file(tmp_path: Path) -> None:
     tensor.fill_(7)
     assert tensor.sum() == 7 * tiny_gguf.HIDDEN
     assert path.read_bytes() == before
+
+
+ODD_VALUES: list[tuple[object, gguf.GGUFValueType]] = [
+    (0, gguf.GGUFValueType.UINT32),
+    (-1, gguf.GGUFValueType.INT32),
+    (1 << 63, gguf.GGUFValueType.UINT64),
+    (float("nan"), gguf.GGUFValueType.FLOAT32),
+    (1e300, gguf.GGUFValueType.FLOAT64),
+    (True, gguf.GGUFValueType.BOOL),
+    ("", gguf.GGUFValueType.STRING),
+    ("yarn", gguf.GGUFValueType.STRING),
+    ([1, 2], gguf.GGUFValueType.ARRAY),
+    (["a", "b"], gguf.GGUFValueType.ARRAY),
+    ([0.5], gguf.GGUFValueType.ARRAY),
+]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_metadata_of_any_type_loads_or_is_refused(architecture: str, tmp_path: Path) -> None:
+    def full(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(32)
+        writer.add_rope_scaling_attn_factors(1.1)
+        writer.add_rope_freq_base(1e4)
+        writer.add_rope_dimension_count(16)
+        writer.add_sliding_window(48)
+        writer.add_key_length(16)
+        writer.add_value_length(16)
+        writer.add_final_logit_softcapping(30.0)
+        writer.add_attention_scale(0.1)
+        writer.add_bos_token_id(1)
+        writer.add_add_bos_token(True)
+        writer.add_add_space_prefix(False)
+        writer.add_chat_template("{{ messages }}")
+        for key in ("attention.sliding_window_pattern", "expert_count", "rope.scale_linear"):
+            writer.add_uint32(f"{architecture}.{key}", 0)
+        for key in ("general.alignment", "split.count", "tokenizer.ggml.eot_token_id"):
+            writer.add_uint32(key, 32 if key == "general.alignment" else 1)
+
+    keys: list[str] = []
+    tensors = phi3_tensors() if architecture == "phi3" else None
+    path = tmp_path / "m.gguf"
+    tiny_gguf.write(
+        path,
+        architecture=architecture,
+        tensors=tensors,
+        metadata=lambda w: (full(w), keys.extend(w.kv_data[0])),  # type: ignore[func-returns-value]
+    )
+    assert load_tokenizer(GGUFCheckpoint(path)).encode("he")
+    outcomes = {"loaded": 0, "refused": 0}
+    for key in keys:
+        for value, kind in ODD_VALUES:
+
+            def change(
+                writer: gguf.GGUFWriter, key: str = key, value: object = value, kind: object = kind
+            ) -> None:
+                full(writer)
+                writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(value, kind)
+
+            tiny_gguf.write(path, architecture=architecture, tensors=tensors, metadata=change)
+            try:
+                load_tokenizer(GGUFCheckpoint(path)).encode("he")
+                outcomes["loaded"] += 1
+            except LoadError:
+                outcomes["refused"] += 1
+    assert min(outcomes.values()) > 20, outcomes

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from inferx.errors import LoadError
 from inferx.loader.config import ModelConfig, RopeConfig
@@ -61,8 +60,8 @@ class _Keys:
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._file.metadata.get(self._name(key), default)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()  # one entry per layer, all equal
+        if isinstance(value, array) and len(set(value)) == 1:
+            value = value[0]  # one entry per layer, all equal
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
             raise LoadError(
                 f"{self._file.path}: metadata {self._name(key)!r} must be a positive integer, got {value}"
@@ -177,7 +176,7 @@ def _vocab_size(file: GGUFFile, hidden: int) -> int:
 
 def _gemma3(config: ModelConfig, keys: _Keys) -> ModelConfig:
     pattern = keys.raw("attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray):  # one flag per layer: true = sliding
+    if isinstance(pattern, array):  # one flag per layer: true = sliding
         sliding = [bool(flag) for flag in pattern]
         if len(sliding) != config.num_hidden_layers:
             raise LoadError(
@@ -299,7 +298,7 @@ def eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
     """Declared end ids first (eos, eot, eom), then control tokens known to end a turn."""
     ids = [token for name in ("eos", "eot", "eom") if (token := _token_id(file, name)) is not None]
     tokens, types = _tokens(file), file.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(types, np.ndarray) and len(types) == len(tokens):
-        controls = {tokens[i]: int(i) for i in np.flatnonzero(types == _CONTROL)}
+    if isinstance(types, array) and len(types) == len(tokens):
+        controls = {token: i for i, token in enumerate(tokens) if types[i] == _CONTROL}
         ids += [controls[text] for text in END_OF_TURN_TOKENS if text in controls]
     return tuple(dict.fromkeys(ids))

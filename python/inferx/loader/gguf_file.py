@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
@@ -52,6 +52,8 @@ _SCALARS: dict[int, struct.Struct] = {
     GGUFValueType.INT64: struct.Struct("<q"),
     GGUFValueType.FLOAT64: struct.Struct("<d"),
 }
+# Where array's type codes differ from struct's.
+_ARRAY_CODES = {"<?": "B"}
 _UINT32, _UINT64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -67,7 +69,8 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """metadata: key -> int, float, bool, str, list[str] or numpy array.  tensors: in file order."""
+    """metadata: key -> int, float, bool, str, list[str] or array.array (flags as 0 and 1).  tensors: in
+    file order."""
 
     def __init__(self, path: Path) -> None:
         """LoadError when the file is not a complete, consistent GGUF file of a supported version."""
@@ -237,7 +240,9 @@ class _Walker:
         nbytes = count * layout.size
         if nbytes > self._end - self.position or count > MAX_STRINGS:
             raise self._fail(f"metadata {key!r} has an impossible count of {count} values")
-        values = np.frombuffer(self._data[self.position : self.position + nbytes], dtype=layout.format)
+        # array, not numpy: comparing or testing a value of the wrong kind must not raise.
+        values = array(_ARRAY_CODES.get(layout.format, layout.format[1]))
+        values.frombytes(self._data[self.position : self.position + nbytes])
         self.position += nbytes
         return values
 

@@ -10,10 +10,10 @@ added tokens.
 from __future__ import annotations
 
 import json
+import math
 import re
+from array import array
 from typing import Any
-
-import numpy as np
 
 from inferx.errors import LoadError
 from inferx.loader.gguf_file import GGUFFile
@@ -83,8 +83,8 @@ class _Vocabulary:
         self.tokens: list[str] = self._strings("tokens")
         types = self.get("token_type")
         if types is None:
-            types = np.full(len(self.tokens), NORMAL)
-        if not isinstance(types, np.ndarray) or len(types) != len(self.tokens):
+            types = array("i", [NORMAL]) * len(self.tokens)
+        if not isinstance(types, array) or len(types) != len(self.tokens):
             raise LoadError(
                 f"{self.path}: tokenizer.ggml.token_type does not match the {len(self.tokens)} tokens"
             )
@@ -208,7 +208,7 @@ def _description(**parts: Any) -> dict[str, Any]:
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     pre = vocabulary.get("pre", "default")
-    rule = _RULES.get(pre)
+    rule = _RULES.get(pre) if isinstance(pre, str) else None
     if rule is None:
         raise LoadError(
             f"{vocabulary.path}: pre-tokenizer {pre!r} is not supported "
@@ -250,12 +250,12 @@ def _pre_tokenizers(rule: str, vocabulary: _Vocabulary) -> list[dict[str, Any]]:
 def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
     scores = vocabulary.get("scores")
     if (
-        not isinstance(scores, np.ndarray)
+        not isinstance(scores, array)
         or len(scores) != len(vocabulary.tokens)
-        or scores.dtype.kind != "f"
+        or scores.typecode not in ("f", "d")
     ):
         raise LoadError(f"{vocabulary.path}: tokenizer.ggml.scores does not match the tokens")
-    if not np.isfinite(scores).all():
+    if not all(map(math.isfinite, scores)):
         raise LoadError(f"{vocabulary.path}: tokenizer.ggml.scores holds values that are not finite")
     vocab = vocabulary.encodable()
     unknown = vocabulary.token_id("unknown")
