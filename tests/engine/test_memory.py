@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.memory import DEFAULT_KV_CEILING, GIB, RESERVE, plan_memory, resolve_max_model_len
 from inferx.errors import InvalidRequestError, MemoryBudgetError
-from inferx.loader.config import ModelConfig
+from inferx.loader.config import ModelConfig, RopeConfig
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -65,6 +67,22 @@ def test_what_does_not_fit_is_refused_with_the_table(options: dict[str, object])
 def test_weights_alone_may_be_too_large() -> None:
     with pytest.raises(MemoryBudgetError, match="smaller model"):
         plan(GIB, weights=2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        (RopeConfig(), 8192),
+        (RopeConfig(rope_type="linear", factor=4.0), 4 * 8192),
+        (RopeConfig(rope_type="dynamic", factor=2.0), 2 * 8192),
+        # These include the factor (case D06: never multiplied a second time).
+        (RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048), 8192),
+        (RopeConfig(rope_type="llama3", factor=8.0, original_max_position_embeddings=1024), 8192),
+        (RopeConfig(rope_type="longrope", factor=2.0, original_max_position_embeddings=4096), 8192),
+    ],
+)
+def test_scaled_contexts(rope: RopeConfig, limit: int) -> None:
+    assert resolve_max_model_len(dataclasses.replace(CONFIG, rope=rope), None) == limit
 
 
 def test_the_context_is_at_most_the_models() -> None:

@@ -143,7 +143,7 @@ def packed_weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
 
 def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:
     """The context limit: what the user asked for, at most what the model was made for."""
-    limit = config.max_position_embeddings
+    limit = context_limit(config)
     if requested is None:
         return limit
     if requested > limit:
@@ -151,6 +151,19 @@ def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:
             f"max_model_len must be at most the model's {limit} positions, got {requested}", "max_model_len"
         )
     return requested
+
+
+def context_limit(config: ModelConfig) -> int:
+    """The longest context the configuration provides for.
+
+    Linear and dynamic scaling stretch ``max_position_embeddings``, the trained length, by their factor.  Yarn,
+    llama3 and longrope configurations name the trained length apart (``original_max_position_embeddings``),
+    and their ``max_position_embeddings`` is the stretched one already.
+    """
+    rope = config.rope
+    if rope.rope_type in ("linear", "dynamic") and rope.original_max_position_embeddings is None:
+        return int(config.max_position_embeddings * rope.factor)
+    return config.max_position_embeddings
 
 
 def available_memory() -> int:
