@@ -1,10 +1,11 @@
 """Times ``ops.linear`` and prints the share of what the machine can do.
 
-    OMP_NUM_THREADS=2 GOMP_SPINCOUNT=2000 python -m benchmarks.kernels.linear [--dtype Q4_1 ...] [--rows 1 ...]
+    OMP_NUM_THREADS=2 GOMP_SPINCOUNT=2000 python -m benchmarks.kernels.linear [--dtype Q4_1] [--rows 1 4]
 
-The limit of a call is the larger of packed bytes / read bandwidth and operations / multiply-add peak, both measured
-here.  Every call takes another copy of the weight until ``--cold`` MB have gone by, as a model's layers do, so that
-the weights of small matrices come from memory and not from the cache.  Times are medians and hold Python's part.
+The limit of a call is the larger of packed bytes / read bandwidth and operations / multiply-add peak, both
+measured here.  Every call takes another copy of the weight until ``--cold`` MB have gone by, as a model's
+layers do, so that the weights of small matrices come from memory and not from the cache.  Times are medians
+and hold Python's part.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import itertools
 import math
 
 import torch
-
 from benchmarks.kernels.probes import Probes, seconds
+
 from inferx import ops
 
 BLOCK_BYTES = {
@@ -59,7 +60,9 @@ def run(dtype: str, n: int, k: int, rows: int, cold_bytes: int, samples: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtype", nargs="+", default=["Q4_1", "Q8_0"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 64, 512])
     parser.add_argument("--shape", nargs="+", help="N,K", default=[f"{n},{k}" for n, k in SMOLLM2_SHAPES])
@@ -73,8 +76,8 @@ def main() -> None:
     target = ops.build_info()["simd_target"]
     probes = Probes(target)
     bandwidth, flops = probes.read_bandwidth(arguments.threads), probes.flops(arguments.threads)
-    print(f"{target}, {arguments.threads} threads: reads {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s")
-    print(f"{'dtype':6} {'N':>6} {'K':>5} {'M':>4} {'us':>9} {'GB/s':>6} {'GFLOP/s':>8} {'limit us':>9} {'share':>6}")
+    print(f"{target}, {arguments.threads} threads: {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s")
+    print("dtype       N     K    M        us   GB/s  GFLOP/s  limit us  share")
     above = []
     for dtype, shape, rows in itertools.product(arguments.dtype, arguments.shape, arguments.rows):
         n, k = map(int, shape.split(","))

@@ -38,7 +38,9 @@ class Probes:
             library = Path(folder) / "probes.so"
             source = Path(__file__).with_name("probes.cpp")
             flags = ["-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", *_TARGETS[simd_target]]
-            subprocess.run([os.environ.get("CXX", "c++"), *flags, str(source), "-o", str(library)], check=True)
+            subprocess.run(
+                [os.environ.get("CXX", "c++"), *flags, str(source), "-o", str(library)], check=True
+            )
             self._library = ctypes.CDLL(str(library))
         self._memory = torch.ones(256 << 20, dtype=torch.uint8)
 

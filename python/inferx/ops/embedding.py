@@ -25,6 +25,8 @@ def embedding(ids: torch.Tensor, weight: PackedWeight, out: torch.Tensor | None 
         IndexError: an id outside of [0, N); ``out`` is then untouched.
         ValueError: a shape, dtype, device or stride that does not fit.
     """
+    if type(weight) is not PackedWeight:
+        raise TypeError(f"embedding: weight: expected a PackedWeight, got {type(weight).__name__}")
     if out is None:
         out = torch.empty((*ids.shape, weight.shape[1]), dtype=torch.float32)
     _C.embedding(out, ids, weight.handle)

@@ -70,7 +70,7 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
 
 
 def packed_nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that :func:`pack_weight` would give a matrix of this type and shape (N, K); ValueError likewise."""
+    """Bytes that :func:`pack_weight` gives a matrix of this type and shape (N, K); ValueError likewise."""
     count: int = _C.packed_nbytes(dtype, *shape)
     return count
 
@@ -100,6 +100,8 @@ def linear(
     Raises:
         ValueError: a shape, dtype, device or stride that does not fit.
     """
+    if type(weight) is not PackedWeight:
+        raise TypeError(f"linear: weight: expected a PackedWeight, got {type(weight).__name__}")
     if out is None:
         out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     _C.linear(out, x, weight.handle, bias)
