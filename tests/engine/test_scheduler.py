@@ -563,6 +563,16 @@ def test_who_waits_for_a_prefix_keeps_its_blocks() -> None:
     sim.run()
 
 
+def test_a_postponed_prompt_that_waits_for_a_prefix_blocks_no_other() -> None:
+    sim = simulation(long_prefill_token_threshold=10)
+    for i in range(5):  # long ones fill their half: 10, 10, 10, 2, and the fifth is postponed
+        sim.add(f"r{i}", prompt(100, i), params(1))
+    sim.add("twin", prompt(100, 4), params(1))
+    sim.add("other", prompt(100, 6), params(1))
+    assert tokens_of(sim.step()) == {"r0": 10, "r1": 10, "r2": 10, "r3": 10, "r4": 10, "other": 10}
+    sim.run()
+
+
 def test_who_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
     sim = simulation()
     sim.add("first", [9] * 300, params(2))
@@ -955,6 +965,12 @@ def test_many_that_wait_for_one_prefix_cost_no_look_ups() -> None:
         sim.step()
     assert len(calls) <= 2 * 63
     sim.run()
+    calls.clear()
+    for i in range(63):  # long ones that wait for their turn, behind one that takes 16 steps
+        sim.add(f"s{i}", prompt(1024, i), params(2))
+    for _ in range(12):
+        sim.step()
+    assert len(calls) <= 2 * 63
 
 
 def test_solo_knows_what_the_scheduler_must_answer() -> None:

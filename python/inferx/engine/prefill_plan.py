@@ -74,9 +74,7 @@ class PrefillPlan:
         if seq.status is not Status.RUNNING:
             if not self._take_in(seq):
                 return
-            least = (
-                1  # nobody is admitted for nothing, should there be less room for cached tokens than hoped
-            )
+            least = 1  # nobody is admitted for nothing, even when a partial match had to be dropped
         if not self._is_long(seq.num_tokens - seq.num_computed_tokens):
             self._place(seq, self.budget)
             return
