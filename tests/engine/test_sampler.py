@@ -109,6 +109,7 @@ def reference_probabilities(x: list[float], p: SamplingParams) -> list[float]:
         {"temperature": 0.5},
         {"temperature": 2.5},
         {"top_k": 4},
+        {"top_k": 300, "top_p": 0.9},
         {"top_p": 0.7},
         {"min_p": 0.1},
         {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.02},

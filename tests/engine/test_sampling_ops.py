@@ -214,6 +214,39 @@ def test_min_p() -> None:
     ]
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 40, 257, 3000]),
+    st.sampled_from([None, 0.25, 2.0, 1000.0]),
+    st.lists(
+        st.tuples(
+            st.integers(1, ops.FEW),
+            st.sampled_from([1e-9, 0.1, 0.9, 1.0]),
+            st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+            st.sampled_from([1e-4, 0.7, 1.0, 20.0]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_few_candidates_come_to_the_same(
+    seed: int, vocab: int, step: float | None, options: list[tuple[int, float, float, float]]
+) -> None:
+    """The short cut for a small top_k draws what the filters over the whole row would leave to draw."""
+    x = random_logits(seed, len(options), vocab, step)
+    x[:, : vocab // 3] = -math.inf
+    x[:, -1] = 0.0
+    bits = np.random.default_rng(seed).integers(0, 2**64, len(options), dtype=np.uint64).tolist()
+    top_k, top_p, min_p, ts = ([o[i] for o in options] for i in range(4))
+    temperature = torch.tensor(ts)
+    z = ops.scaled_logits(x, temperature)
+    weights = ops.fixed_point_weights(z)
+    ops.filter_min_p(weights, min_p)
+    ops.filter_top_k_top_p(z, weights, top_k, top_p)
+    assert ops.draw_among_few(x, temperature, min_p, top_k, top_p, bits) == ops.draw(weights, bits)
+
+
 # ---- normaliser
 
 

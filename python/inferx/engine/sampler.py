@@ -20,6 +20,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -61,6 +62,17 @@ class SampleResult:
     error: str | None = None
 
 
+class _Kind(NamedTuple):
+    """What a row needs beyond its raw argmax.  draw: "few" candidates (a small top_k), "all" of the
+    vocabulary, or all of it "filtered" by top_k or top_p."""
+
+    processed: bool
+    draw: Literal["none", "few", "all", "filtered"]
+
+
+_RAW_ARGMAX = _Kind(False, "none")
+
+
 class Sampler:
     """Samples the rows of a step.
 
@@ -89,14 +101,14 @@ class Sampler:
             return []
         logits = logits.float().contiguous()
         results, best = self._greedy(logits)
-        groups: dict[tuple[bool, bool, bool, bool], list[int]] = defaultdict(list)
+        groups: dict[_Kind, list[int]] = defaultdict(list)
         for r, row in enumerate(rows):
             kind = self._kind(row)
-            if kind is not None and results[r].error is None:
+            if kind != _RAW_ARGMAX and results[r].error is None:
                 groups[kind].append(r)
-        for (processed, random, has_k, has_p), members in groups.items():
+        for kind, members in groups.items():
             for part in ops.row_groups(members, self.vocab_size):
-                self._sample_group(logits, rows, part, best, results, processed, random, has_k, has_p)
+                self._sample_group(kind, logits, rows, part, best, results)
         wanted = [r for r, row in enumerate(rows) if row.params.logprobs is not None]
         self._add_logprobs(logits, rows, [r for r in wanted if results[r].error is None], results)
         return results
@@ -119,32 +131,31 @@ class Sampler:
                 results.append(SampleResult(token))
         return results, best
 
-    def _kind(self, row: SampleRow) -> tuple[bool, bool, bool, bool] | None:
-        """(processed, random, top_k, top_p): what the row needs beyond its raw argmax; None: nothing."""
+    def _kind(self, row: SampleRow) -> _Kind:
         p = row.params
         if row.processors is None:
             row.processors = LogitsProcessors(p, row.prompt_token_ids, self.num_ids)
         processed = row.processors.active(row.step)
         if p.greedy:
-            return (True, False, False, False) if processed else None
-        return processed, True, 0 < p.top_k < self.num_ids, p.top_p < 1.0
+            return _Kind(processed, "none")
+        if 0 < p.top_k <= ops.FEW:
+            return _Kind(processed, "few")
+        plain = p.top_p >= 1.0 and not 0 < p.top_k < self.num_ids
+        return _Kind(processed, "all" if plain else "filtered")
 
     def _sample_group(
         self,
+        kind: _Kind,
         logits: torch.Tensor,
         rows: Sequence[SampleRow],
         members: list[int],
         best: list[float],
         results: list[SampleResult],
-        processed: bool,
-        random: bool,
-        has_k: bool,
-        has_p: bool,
     ) -> None:
-        """Sample rows that all need the same treatment; writes their ``results``."""
+        """Sample rows of one kind; writes their ``results``."""
         x = logits[members, : self.num_ids]
         maxima = [best[r] for r in members]
-        if processed:
+        if kind.processed:
             for i, r in enumerate(members):
                 processors = rows[r].processors
                 assert processors is not None
@@ -154,7 +165,7 @@ class Sampler:
             for r, token, m in zip(members, index.tolist(), maxima, strict=True):
                 legal = m > -math.inf
                 results[r] = SampleResult(token) if legal else SampleResult(None, error=_NO_LEGAL_TOKEN)
-        if not random:
+        if kind.draw == "none":
             return
         # +inf is certain, so the argmax already is the answer.
         keep = [i for i, m in enumerate(maxima) if math.isfinite(m)]
@@ -162,29 +173,9 @@ class Sampler:
             x = x[keep]
             members = [members[i] for i in keep]
         if members:
-            for r, token in zip(
-                members, self._draw(x, [rows[r] for r in members], has_k, has_p), strict=True
-            ):
+            tokens = _draw(kind.draw, x, [rows[r] for r in members])
+            for r, token in zip(members, tokens, strict=True):
                 results[r] = SampleResult(token)
-
-    def _draw(self, x: torch.Tensor, rows: list[SampleRow], has_k: bool, has_p: bool) -> list[int]:
-        """Steps 6 of the module's order for ``x [R, num_ids]``, each row's maximum finite."""
-        params = [row.params for row in rows]
-        temperature = None
-        if any(p.temperature != 1.0 for p in params):
-            temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=x.device)
-        z = ops.scaled_logits(x, temperature)
-        weights = ops.fixed_point_weights(z)
-        if any(p.min_p > 0.0 for p in params):
-            ops.filter_min_p(weights, [p.min_p for p in params])
-        if has_k or has_p:
-            ops.filter_top_k_top_p(
-                z,
-                weights,
-                [p.top_k for p in params] if has_k else None,
-                [p.top_p for p in params] if has_p else None,
-            )
-        return ops.draw(weights, [token_bits(row.seed_key, row.step, row.index) for row in rows])
 
     def _add_logprobs(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], members: list[int], results: list[SampleResult]
@@ -205,6 +196,26 @@ class Sampler:
     ) -> list[TokenLogprobs]:
         """``compute_prompt_logprobs`` with this sampler's tokenizer vocabulary."""
         return compute_prompt_logprobs(logits, next_token_ids, k, self.num_ids)
+
+
+def _draw(how: str, x: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    """Step 6 of the module's order for ``x [R, num_ids]``, each row's maximum finite."""
+    params = [row.params for row in rows]
+    bits = [token_bits(row.seed_key, row.step, row.index) for row in rows]
+    temperature = None
+    if any(p.temperature != 1.0 for p in params):
+        temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=x.device)
+    min_p, top_k, top_p = ([getattr(p, name) for p in params] for name in ("min_p", "top_k", "top_p"))
+    if how == "few":
+        return ops.draw_among_few(x, temperature, min_p, top_k, top_p, bits)
+    z = ops.scaled_logits(x, temperature)
+    weights = ops.fixed_point_weights(z)
+    if any(min_p):
+        ops.filter_min_p(weights, min_p)
+    if how == "filtered":
+        any_k, any_p = any(k > 0 for k in top_k), any(p < 1.0 for p in top_p)
+        ops.filter_top_k_top_p(z, weights, top_k if any_k else None, top_p if any_p else None)
+    return ops.draw(weights, bits)
 
 
 _NO_LEGAL_TOKEN = (
