@@ -210,6 +210,8 @@ def test_parts_stay_parts_for_templates_that_read_them() -> None:
         "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     )
     assert template.takes_parts()
+    with pytest.raises(InvalidRequestError, match="only text parts"):
+        normalise_messages([{"role": "user", "content": [{"type": "image"}]}], takes_parts=True)
 
 
 def test_normalised_messages() -> None:

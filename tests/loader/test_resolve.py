@@ -32,6 +32,8 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf")
     assert resolve_model(path) == resolve_model(str(path)) == path
+    assert resolve_model(tmp_path) == path  # a folder that holds one .gguf and no config.json
+    (tmp_path / "config.json").write_text("{}")
     assert resolve_model(tmp_path) == tmp_path
     (tmp_path / "weights.bin").write_bytes(b"x")
     for model, message in (

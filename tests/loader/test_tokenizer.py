@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_gguf_tokenizer import TEXTS, random_texts
@@ -83,35 +84,71 @@ def test_bos_is_added_when_the_model_wants_it(smollm2: Tokenizer, gemma3: Tokeni
     assert smollm2.encode("") == []
 
 
+def description(
+    vocab: dict[str, int], merges: list[list[str]], added: list[dict[str, Any]], **parts: Any
+) -> str:
+    """A BPE ``tokenizers`` JSON.  added: id, content and whatever differs from the plainest special token."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{**flags, **token} for token in added],
+            "normalizer": None,
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": None,
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+            **parts,
+        }
+    )
+
+
 def test_a_marker_reachable_by_merges_is_still_taken_apart() -> None:
     """Llama 2's merges lead to "</s>": without its added token the text would become the control id again."""
     vocab = {c: i for i, c in enumerate("</s>ab")} | {"</": 6, "s>": 7, "</s>": 8}
-    description = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": 8,
-                "content": "</s>",
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "BPE", "vocab": vocab, "merges": [["<", "/"], ["s", ">"], ["</", "s>"]]},
-    }
-    tokenizer = Tokenizer(json.dumps(description), eos_token_ids=[8])
+    merges = [["<", "/"], ["s", ">"], ["</", "s>"]]
+    tokenizer = Tokenizer(description(vocab, merges, [{"id": 8, "content": "</s>"}]), eos_token_ids=[8])
     assert tokenizer.encode("a</s>b") == [4, 8, 5]
     literal = tokenizer.encode("a</s>b</s>", parse_special=False)
     assert 8 not in literal
     assert tokenizer.decode(literal).replace(" ", "") == "a</s>b</s>"
+
+
+def test_markers_that_swallow_white_space_and_prefixed_segments() -> None:
+    """Phi-3: its markers take the white space after them, and each stretch between them gets a space put
+    before it; both must come out the same beside a covered marker."""
+    letters = {c: i for i, c in enumerate("<|end>▁abn\n")}
+    added = [{"id": 20, "content": "<|end|>", "rstrip": True}]
+    normalizer = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ],
+    }
+    tokenizer = Tokenizer(description(letters, [], added, normalizer=normalizer))
+    template = "{% for m in messages %}<|end|>\n{{ m.content }}<|end|>\n{% endfor %}a"
+
+    def chat(text: str) -> list[int]:
+        return tokenizer.encode_chat([{"role": "user", "content": text}], chat_template=template)
+
+    marker = tokenizer.token_to_id("<|end|>")
+    plain = tokenizer.encode("<|end|>\nab b<|end|>\na")
+    assert plain == [marker, *tokenizer.encode("ab b"), marker, *tokenizer.encode("a")]
+    assert chat("ab b") == plain
+    covered = tokenizer.encode("ab<|end|> b", parse_special=False)
+    assert covered.count(marker) == 0
+    assert chat("ab<|end|> b") == [marker, *covered, marker, *tokenizer.encode("a")]
+
+
+def test_added_words_decode_with_spaces() -> None:
+    """Gemma's tokenizer.json has runs of the space sign as added tokens."""
+    decoder = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    added = [{"id": 9, "content": "▁▁", "special": False}]
+    tokenizer = Tokenizer(description({"a": 0, "▁": 1, "▁▁": 9}, [], added, decoder=decoder))
+    assert tokenizer.token_bytes(9) == b"  " == tokenizer.decode([9]).encode()
 
 
 def test_both_ways_to_drop_markers_agree(tokenizer: Tokenizer) -> None:

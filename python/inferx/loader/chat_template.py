@@ -112,15 +112,17 @@ def normalise_messages(messages: Any, takes_parts: bool) -> list[dict[str, Any]]
                 f"messages[{index}]: expected an object with a string 'role'", "messages"
             )
         fields = {key: value for key, value in fields.items() if value is not None}
-        if isinstance(fields.get("content"), list) and not takes_parts:
-            fields["content"] = _joined_text(fields["content"], index)
+        if isinstance(fields.get("content"), list):
+            texts = _text_parts(fields["content"], index)
+            if not takes_parts:
+                fields["content"] = "\n".join(texts)
         for call in fields.get("tool_calls") or []:
             _parse_arguments(call)
         result.append(fields)
     return result
 
 
-def _joined_text(parts: list[Any], index: int) -> str:
+def _text_parts(parts: list[Any], index: int) -> list[str]:
     texts = []
     for part in parts:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
@@ -130,7 +132,7 @@ def _joined_text(parts: list[Any], index: int) -> str:
                 f"messages[{index}].content: only text parts are supported, got {kind!r}", "messages"
             )
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
 def _parse_arguments(call: Any) -> None:

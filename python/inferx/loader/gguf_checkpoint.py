@@ -69,22 +69,10 @@ def _sources_of(
 ) -> list[tuple[str, Source, tuple[int, ...]]]:
     """[(canonical name, where its rows are, shape)] for one stored tensor."""
     canonical = canonical_name(architecture, stored.name)
-    stem, _, kind = canonical.rpartition(".")
-    parts = split_fused(stem, config)
+    parts = split_fused(canonical, stored.name, stored.shape, config, path)
     if parts is not None:
-        expected = sum(rows for _, rows in parts)
-        if stored.shape[0] != expected:
-            raise LoadError(
-                f"{path}: tensor {stored.name}: expected {expected} rows for "
-                f"{', '.join(part for part, _ in parts)}, got shape {list(stored.shape)}"
-            )
-        result, start = [], 0
-        for part, rows in parts:
-            source = Source(stored.name, rows=(start, start + rows))
-            result.append((f"{part}.{kind}", source, (rows, *stored.shape[1:])))
-            start += rows
-        return result
-    heads = _interleaved_heads(architecture, config, stem)
+        return parts
+    heads = _interleaved_heads(architecture, config, canonical.rpartition(".")[0])
     if heads is not None and stored.shape[0] != heads * config.head_dim:
         raise LoadError(
             f"{path}: tensor {stored.name}: expected {heads} heads of {config.head_dim} rows, "

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from inferx.errors import LoadError
@@ -150,7 +151,7 @@ def model_config(file: GGUFFile) -> ModelConfig:
         raise LoadError(
             f"{file.path}: {heads} query heads are no multiple of {config.num_key_value_heads} KV heads"
         )
-    return _gemma3(config, keys) if name == "gemma3" else config
+    return _gemma3(config, keys, file.path) if name == "gemma3" else config
 
 
 def _optional(keys: _Keys, key: str) -> float | None:
@@ -174,13 +175,14 @@ def _vocab_size(file: GGUFFile, hidden: int) -> int:
     return embedding.shape[0]
 
 
-def _gemma3(config: ModelConfig, keys: _Keys) -> ModelConfig:
+def _gemma3(config: ModelConfig, keys: _Keys, path: Path) -> ModelConfig:
     pattern = keys.raw("attention.sliding_window_pattern")
     if isinstance(pattern, array):  # one flag per layer: true = sliding
         sliding = [bool(flag) for flag in pattern]
         if len(sliding) != config.num_hidden_layers:
             raise LoadError(
-                f"sliding_window_pattern has {len(sliding)} entries for {config.num_hidden_layers} layers"
+                f"{path}: sliding_window_pattern has {len(sliding)} entries "
+                f"for {config.num_hidden_layers} layers"
             )
     else:
         period = pattern if isinstance(pattern, int) and pattern > 0 else GEMMA3_SLIDING_PATTERN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,9 +75,11 @@ class HFCheckpoint(Checkpoint):
         for stored in self._stored:
             file, _ = self._stored[stored]
             info = file.tensors[stored]
-            for canonical, source, shape in _sources_of(
-                self._canonical_name(stored), stored, info.shape, self.config
-            ):
+            canonical_name = self._canonical_name(stored)
+            if canonical_name is None:
+                continue
+            parts = split_fused(canonical_name, stored, info.shape, self.config, file.path)
+            for canonical, source, shape in parts or [(canonical_name, Source(stored), info.shape)]:
                 if canonical in infos:
                     raise LoadError(f"{file.path}: tensor {canonical} occurs twice (again as {stored})")
                 infos[canonical] = TensorInfo(canonical, shape, info.dtype, file.path)
@@ -119,23 +120,3 @@ class HFCheckpoint(Checkpoint):
     def close(self) -> None:
         for file, _ in self._stored.values():
             file.close()
-
-
-def _sources_of(
-    canonical: str | None, stored: str, shape: tuple[int, ...], config: ModelConfig
-) -> Iterable[tuple[str, Source, tuple[int, ...]]]:
-    """(canonical name, where its rows are, shape) of what one stored tensor holds."""
-    if canonical is None:
-        return
-    stem, _, kind = canonical.rpartition(".")
-    parts = split_fused(stem, config)
-    if parts is None:
-        yield canonical, Source(stored), shape
-        return
-    expected = sum(rows for _, rows in parts)
-    if not shape or shape[0] != expected:
-        raise LoadError(f"tensor {stored}: expected {expected} rows, got shape {list(shape)}")
-    start = 0
-    for part, rows in parts:
-        yield f"{part}.{kind}", Source(stored, rows=(start, start + rows)), (rows, *shape[1:])
-        start += rows

@@ -5,7 +5,6 @@ Nothing else touches the file system by name.
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +34,7 @@ def resolve_model(model: str | Path) -> Path:
         raise LoadError(f"model: expected a path or a name, got {text!r}")
     path = Path(text).expanduser()
     if path.is_dir():
-        return path
+        return _only_gguf(path) or path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise LoadError(f"{path}: expected a .gguf file or a directory")
@@ -52,6 +51,14 @@ def resolve_model(model: str | Path) -> Path:
     )
 
 
+def _only_gguf(directory: Path) -> Path | None:
+    """The single .gguf file of a directory that is no Hugging Face model."""
+    if (directory / "config.json").exists():
+        return None
+    files = sorted(directory.glob("*.gguf"))
+    return files[0] if len(files) == 1 else None
+
+
 def _default_model() -> Path:
     """The package is located, not imported: it is a plug-in of another program."""
     spec = find_spec(_DEFAULT_PACKAGE)
@@ -63,9 +70,6 @@ def _default_model() -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    # Read when huggingface_hub is imported: an unreachable hub must not hang the program.
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(int(HUB_TIMEOUT_SECONDS)))
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(int(HUB_TIMEOUT_SECONDS)))
     try:
         import huggingface_hub
     except ImportError as error:

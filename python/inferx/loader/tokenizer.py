@@ -67,7 +67,7 @@ class Tokenizer:
         self._added = self._raw.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in self._added.items() if token.special)
         self.vocab_size = max(self._raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._token_bytes = _token_bytes_function(decoder)
+        self._token_bytes, self._added_bytes = _bytes_functions(decoder)
         self._description = description
         self._lock = threading.Lock()
         self._unmarked: RawTokenizer | None = None
@@ -114,9 +114,11 @@ class Tokenizer:
         if token_id in self._special:
             return b""
         added = self._added.get(token_id)
-        if added is not None:
-            return added.content.encode()
-        return self._token_bytes(self.id_to_token(token_id))
+        return (
+            self._token_bytes(self.id_to_token(token_id))
+            if added is None
+            else self._added_bytes(added.content)
+        )
 
     # ---- text
 
@@ -338,8 +340,8 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     return [step for item in inner for step in _steps(item)] if inner else [part]
 
 
-def _token_bytes_function(decoder: Any) -> Callable[[str], bytes]:
-    """token text -> bytes, by the kind of decoder the tokenizer has."""
+def _bytes_functions(decoder: Any) -> tuple[Callable[[str], bytes], Callable[[str], bytes]]:
+    """(token text -> bytes, added token text -> bytes), by the kind of decoder the tokenizer has."""
     kinds = {step.get("type") for step in _steps(decoder)}
     if "ByteLevel" in kinds:
         alphabet = _unicode_to_bytes()
@@ -350,11 +352,14 @@ def _token_bytes_function(decoder: Any) -> Callable[[str], bytes]:
             except KeyError:
                 return token.encode()
 
-        return byte_level
+        return byte_level, str.encode
     fallback = "ByteFallback" in kinds
 
-    def pieces(token: str) -> bytes:
-        match = _BYTE_TOKEN.fullmatch(token) if fallback else None
-        return bytes([int(match.group(1), 16)]) if match else token.replace(_SPACE, " ").encode()
+    def spaced(token: str) -> bytes:
+        return token.replace(_SPACE, " ").encode()
 
-    return pieces
+    def piece(token: str) -> bytes:
+        match = _BYTE_TOKEN.fullmatch(token) if fallback else None
+        return bytes([int(match.group(1), 16)]) if match else spaced(token)
+
+    return piece, spaced

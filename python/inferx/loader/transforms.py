@@ -8,9 +8,11 @@ choices of rows, so they work on quantised rows as on floats.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from inferx.errors import LoadError
 from inferx.loader.config import ModelConfig
 
 
@@ -24,9 +26,31 @@ class Source:
     heads: int | None = None
 
 
-def split_fused(stem: str, config: ModelConfig) -> list[tuple[str, int]] | None:
-    """For a fused projection (name without ``.weight``/``.bias``): [(canonical stem, rows)], in stored
-    order."""
+def split_fused(
+    canonical: str, stored: str, shape: tuple[int, ...], config: ModelConfig, path: Path
+) -> list[tuple[str, Source, tuple[int, ...]]] | None:
+    """For a fused projection: [(canonical name, its rows, shape)], in stored order; None for all others.
+
+    canonical: the name the fused tensor would have.  LoadError when its rows are not the parts' sum.
+    """
+    stem, _, kind = canonical.rpartition(".")
+    parts = _fused_parts(stem, config)
+    if parts is None:
+        return None
+    expected = sum(rows for _, rows in parts)
+    if not shape or shape[0] != expected:
+        names = ", ".join(part for part, _ in parts)
+        raise LoadError(
+            f"{path}: tensor {stored}: expected {expected} rows for {names}, got shape {list(shape)}"
+        )
+    result, start = [], 0
+    for part, rows in parts:
+        result.append((f"{part}.{kind}", Source(stored, rows=(start, start + rows)), (rows, *shape[1:])))
+        start += rows
+    return result
+
+
+def _fused_parts(stem: str, config: ModelConfig) -> list[tuple[str, int]] | None:
     if stem.endswith(".self_attn.qkv_proj"):
         base = stem.removesuffix("qkv_proj")
         kv_rows = config.num_key_value_heads * config.head_dim
