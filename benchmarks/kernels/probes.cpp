@@ -44,21 +44,23 @@ uint64_t read_all(const char* data, int64_t bytes, int threads) {
 }
 
 // `rounds` times `multiply_adds_per_round` multiply-adds per thread, in chains enough to hide their latency.
-int multiply_adds_per_round() { return 12 * kLanes; }
+int multiply_adds_per_round() { return 10 * kLanes; }
 float multiply_add(int64_t rounds, int threads) {
   float sum = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : sum)
   {
-    Vector chain[12] = {};
     const Vector a = Vector{} + 0.999f, b = Vector{} + 0.001f;
+    const auto step = [&](Vector& chain) {
+      chain = chain * a + b;
+      asm volatile("" : REGISTER(chain));  // the compiler must not find that the chains are equal
+    };
+    // Ten variables: an array would live in memory.
+    Vector c0{}, c1{}, c2{}, c3{}, c4{}, c5{}, c6{}, c7{}, c8{}, c9{};
     for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-      for (int j = 0; j < 12; ++j) {
-        chain[j] = chain[j] * a + b;
-        asm volatile("" : REGISTER(chain[j]));  // the compiler must not find that the chains are equal
-      }
+      step(c0), step(c1), step(c2), step(c3), step(c4);
+      step(c5), step(c6), step(c7), step(c8), step(c9);
     }
-    for (int j = 0; j < 12; ++j) sum += chain[j][0];
+    sum += (c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9)[0];
   }
   return sum;
 }

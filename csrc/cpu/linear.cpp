@@ -41,12 +41,13 @@ class Scratch {
 };
 thread_local Scratch scratch;
 
-// Below this many multiply-adds per thread a second thread costs more (waking it: some microseconds) than it
-// saves.
-constexpr int64_t kWorkPerThread = 1 << 17;
+// A second thread is worth its start (some microseconds) for no less than this; in multiply-adds of four
+// rows, since up to there the weights' way from memory decides.
+constexpr int64_t kWorkPerThread = 1 << 19;
 
-int64_t grain_for(int64_t work_per_item) {
-  return std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, work_per_item));
+int64_t grain_for(int64_t rows, int64_t weights_per_item) {
+  return std::max<int64_t>(
+      1, kWorkPerThread / std::max<int64_t>(1, std::max<int64_t>(rows, 4) * weights_per_item));
 }
 
 // Rows [first, first + rows) of x as panels.  A single row is one already, and stays where it is.
@@ -57,7 +58,7 @@ Panels pack_panels(const LinearParams& p, int64_t first, int64_t rows, const Lin
   float* sums = x + copied;
   const float* source = p.x + first * p.x_stride;
   Panels panels{copied ? x : source, sums, first, rows, (rows + kernels.panel_rows - 1) / kernels.panel_rows};
-  parallel_for(panels.count, grain_for(kernels.panel_rows * k * 16), [&](int64_t begin, int64_t end) {
+  parallel_for(panels.count, grain_for(kernels.panel_rows, k * 4), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t start = panels.start(i);
       const int size = static_cast<int>(panels.start(i + 1) - start);
@@ -76,8 +77,8 @@ void multiply(const LinearParams& p, const Panels& panels, const LinearKernels& 
   const int64_t wanted = (4 * get_num_threads() + tiles - 1) / tiles;
   const int64_t least = (panels.count + kernels.panels_per_call - 1) / kernels.panels_per_call;
   const int64_t blocks = std::min(panels.count, std::max(least, wanted));
-  const int64_t work = panels.rows * p.weight.k * kTileColumns / blocks;
-  parallel_for(blocks * tiles, grain_for(work), [&](int64_t begin, int64_t end) {
+  const int64_t grain = grain_for(panels.rows / blocks, p.weight.k * kTileColumns);
+  parallel_for(blocks * tiles, grain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t block = item / tiles;
       kernels.multiply(p, panels, panels.count * block / blocks, panels.count * (block + 1) / blocks,
