@@ -221,6 +221,14 @@ class Simulation:
                 self.memory.blocks[slot[0]][slot[1]] = known[p]
         return [next_token(self._records(s)[-1][3], s.index) for s in out.samples]
 
+    def spoil(self, out: SchedulerOutput, results: list[int | SampleError]) -> None:
+        """Let one random sample fail."""
+        i = self.rng.randrange(len(results))
+        seq = out.samples[i]
+        if not seq.finished:
+            results[i] = SampleError("spoilt")
+            self.jobs[seq.request_id].cut[seq.index] = "error"
+
     def finish_step(self, out: SchedulerOutput, results: list[int | SampleError]) -> None:
         for u in self.scheduler.update(out, results):
             if u.finish_reason is not None:
@@ -260,7 +268,10 @@ class Simulation:
         seen["cached block referenced again"] = len(
             cached & {b for e in fresh for b in e.block_table[: e.first_position // self.config.block_size]}
         )
-        self.finish_step(out, self.forward(out))
+        results = self.forward(out)
+        if results and self.rng.random() < 0.01:
+            self.spoil(out, results)
+        self.finish_step(out, results)
         seen["equal blocks side by side"] = sum(len(n.blocks) > 1 for n in kv.cache._nodes.values())
         return seen
 

@@ -267,6 +267,32 @@ def test_least_recently_used_prefix_goes_first() -> None:
     assert through(kv, new) == 0
 
 
+def test_content_that_cannot_be_trusted_is_not_found_again() -> None:
+    kv = KVManager(16, SIZE)
+    seq = make(list(range(14)))
+    admit(kv, seq)
+    compute(kv, seq)
+    kv.free(seq, keep=False)
+    kv.check_invariants([])
+    assert len(kv.cache) == 0
+    assert through(kv, list(range(14))) == 0
+
+    held, continued = make([*range(8), 50]), make([*range(4), 60, 61, 62, 63])
+    for other in (held, continued):
+        admit(kv, other)
+        compute(kv, other)
+    kv.free(continued)
+    again = make(list(range(14)))
+    assert admit(kv, again) == 12
+    compute(kv, again)
+    kv.free(again, keep=False)
+    kv.check_invariants([held])
+    # Blocks 0 and 1 are in use elsewhere; what was computed after them is gone.
+    assert kv.lookup(make(list(range(14)))).blocks == list(held.block_table[:2])
+    assert kv.lookup(make([*range(4), 60, 61, 62, 63, 0])).partial_tokens == 0
+    assert len(kv.lookup(make([*range(4), 60, 61, 62, 63, 0])).blocks) == 2
+
+
 def test_dropping_the_cache_leaves_what_is_in_use() -> None:
     kv = KVManager(8, SIZE)
     through(kv, [1] * 9)

@@ -189,6 +189,23 @@ def test_an_error_ends_that_sample_only() -> None:
     assert [len(s.output_token_ids) for s in (*bad.sequences[1:], *good.sequences)] == [5, 5, 5]
 
 
+@pytest.mark.parametrize("sampled", [True, False])
+def test_nobody_finds_the_blocks_of_a_request_that_failed(sampled: bool) -> None:
+    sim = simulation()
+    job = sim.add("bad", prompt(60 if sampled else 100), params(5))
+    out = sim.plan()
+    sim.forward(out)
+    sim.finish_step(out, [SampleError("logits are not finite")] if sampled else [])
+    if not sampled:
+        assert sim.scheduler.finish("bad", 0, "error", "the forward pass failed") is job.sequences[0]
+    job.cut[0] = "error"
+    sim.scheduler.check_invariants()
+    assert sim.scheduler.stats().num_cached_blocks == 0
+    again = sim.add("again", prompt(60), params(5))
+    sim.run()
+    assert again.sequences[0].num_cached_tokens == 0
+
+
 # The budget
 
 

@@ -133,6 +133,15 @@ class Traffic(RuleBasedStateMachine):
             self.sim.finish(name, index)
         self.sim.finish_step(out, self.sim.forward(out) if results is None else results)
 
+    @precondition(lambda self: self.sim.scheduler.has_unfinished())
+    @rule()
+    def step_with_error(self) -> None:
+        out = self.sim.plan()
+        results = self.sim.forward(out)
+        if results:
+            self.sim.spoil(out, results)
+        self.sim.finish_step(out, results)
+
     def teardown(self) -> None:
         if hasattr(self, "sim"):
             self.sim.run()

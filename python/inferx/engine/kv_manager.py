@@ -182,8 +182,11 @@ class KVManager:
         child.num_computed_tokens = parent.num_computed_tokens
         parent.writable_end = child.writable_end = parent.num_computed_tokens
 
-    def free(self, seq: Sequence) -> None:
-        """Take all blocks back, the last one first (I2 of the prefix cache), and drop pending copies."""
+    def free(self, seq: Sequence, *, keep: bool = True) -> None:
+        """Take all blocks back, the last one first (I2 of the prefix cache), and drop pending copies.
+
+        ``keep=False``: the content cannot be trusted, so what nobody else holds or continues is forgotten.
+        """
         for digest in seq.block_hashes[seq.num_registered_blocks :]:
             if self._claims.get(digest) is seq:
                 del self._claims[digest]
@@ -191,6 +194,9 @@ class KVManager:
             source = self._copies.pop(block, None) if self.pool.ref_counts[block] == 1 else None
             if source is not None:
                 self._unpin(source)  # before its parent, which is further down in this table
+            node = self.cache.node_of(block)
+            if not keep and node is not None and not node.child_nodes and self.pool.ref_counts[block] == 1:
+                self.cache.forget(block)
             self._release(block)
         seq.block_table = type(seq.block_table)("i")
         seq.num_computed_tokens = seq.num_registered_blocks = seq.writable_end = 0

@@ -213,7 +213,8 @@ class Scheduler:
     def _retire(self, seq: Sequence) -> None:
         """Take a sequence out of its queue and give its blocks back."""
         if seq.status is Status.RUNNING:
-            self.kv.free(seq)
+            # After an error, nobody shall find what may be wrong in the cache.
+            self.kv.free(seq, keep=seq.finish_reason != "error")
             remove_ordered(self.running, seq)
         elif seq.status in (Status.WAITING, Status.PREEMPTED):
             remove_ordered(self.waiting, seq)
