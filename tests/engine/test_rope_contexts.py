@@ -1,4 +1,4 @@
-"""Contexts that scaling stretches, through the whole engine: limits, and answers beyond the trained length."""
+"""Contexts that rope scaling stretches, through the whole engine: limits, and answers beyond them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.core_harness import VOCAB, drive, make_core, request, save_tiny_llama
+from tests.models.model_harness import oracle_greedy, tiny_model
 from transformers import LlamaConfig
 
 from inferx.errors import InvalidRequestError
 from inferx.sampling_params import SamplingParams
-from tests.engine.core_harness import VOCAB, drive, make_core, request, save_tiny_llama
-from tests.models.model_harness import oracle_greedy, tiny_model
 
 YARN = {
     "max_position_embeddings": 1024,

