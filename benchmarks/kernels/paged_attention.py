@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=2 GOMP_SPINCOUNT=2000 python -m benchmarks.kernels.paged_attention [--heads 9,3,64 ...]
 
-The limit of a call is the larger of the keys and values read once / read bandwidth and multiply-adds of the
-visible scores / multiply-add peak, both measured here.  Decode calls take other blocks each time, ``--cold`` MB
-of them before one comes round again, as a model's layers do.  Times are medians and hold Python's part.
+The limit of a call is the larger of keys and values read once / read bandwidth and multiply-adds of the
+visible scores / multiply-add peak, both measured here.  Decode calls take other blocks each time, ``--cold``
+MB of them before one comes round again, as a model's layers do.  Times are medians and hold Python's part.
 """
 
 from __future__ import annotations

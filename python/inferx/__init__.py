@@ -17,7 +17,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # torch first: the module's libgomp.so.1 is then the one that torch brought, never a second one.
-import torch as _torch  # noqa: F401, E402
+import torch as _torch  # noqa: F401
 
 if TYPE_CHECKING:
     from inferx.llm import LLM
