@@ -20,6 +20,8 @@ constexpr int kAttentionSplit = 512;
 // Query rows (query positions x heads of one KV head) that share each K and V tile.  The packing of a tile
 // costs about as much as 6 rows' worth of multiplies.
 constexpr int kAttentionRows = 192;
+// KV heads of one item, so that whole rows of the cache are read where a token's heads lie side by side.
+constexpr int kAttentionItemHeads = 8;
 constexpr int kAttentionMaxHeadDim = 256;
 
 struct AttentionParams {
@@ -44,21 +46,22 @@ struct AttentionParams {
   int64_t lse_stride_token, lse_stride_head;
 };
 
-// Queries [first_query, first_query + num_queries) of one request with the heads of one KV head, over keys of
-// the splits [first_split, end_split).  With `partial` < 0 the item writes `out`; otherwise each split's
-// state goes to partials[partial + (split - first_split) * rows * attention_partial_floats(head_dim)].
+// Queries [first_query, first_query + num_queries) of one request with the query heads of some KV heads, over
+// the keys of splits [first_split, end_split).  With `partial` < 0 the item writes `out`; otherwise the state
+// of each split, head and row goes to partials[partial + ((split - first_split) * num_kv_heads + head) * rows
+// + row) * attention_partial_floats(head_dim)], with rows = num_queries x num_heads / num_kv_heads of the op.
 struct AttentionItem {
-  int64_t request, kv_head, first_query, num_queries, first_split, end_split, partial;
+  int64_t request, first_kv_head, num_kv_heads, first_query, num_queries, first_split, end_split, partial;
 };
 
 // Accumulator rows are padded to the widest vector.
 constexpr int64_t attention_padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 // One row of a partial result: the accumulator, then maximum and sum (padded to keep rows aligned).
 constexpr int64_t attention_partial_floats(int64_t head_dim) { return attention_padded_dim(head_dim) + 16; }
-// What one thread needs, in floats, for items of at most `rows` rows.
-constexpr int64_t attention_scratch_floats(int64_t head_dim, int64_t rows) {
-  int64_t padded = attention_padded_dim(head_dim), padded_rows = (rows + 15) / 16 * 16 + 16;
-  return padded_rows * (3 * padded + kAttentionTile + 16) + 2 * kAttentionTile * padded + 1024;
+// What one thread needs, in floats, for items of at most so many rows per KV head and KV heads.
+constexpr int64_t attention_scratch_floats(int64_t head_dim, int64_t rows, int64_t heads) {
+  const int64_t padded = attention_padded_dim(head_dim), padded_rows = (rows + 15) / 16 * 16 + 16;
+  return padded_rows * (kAttentionTile + 4 + heads * (3 * padded + 4)) + 2 * kAttentionTile * padded;
 }
 
 void paged_attention(const AttentionParams& params);

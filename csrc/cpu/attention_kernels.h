@@ -6,11 +6,10 @@
 namespace inferx::cpu {
 
 struct AttentionKernels {
-  // Attends for one item; `scratch` holds attention_scratch_floats(head_dim, rows of the item) floats,
-  // 64-byte aligned.
+  // Attends for one item; `scratch` holds attention_scratch_floats(...) floats for it, 64-byte aligned.
   void (*attend)(const AttentionParams& params, const AttentionItem& item, float* partials, float* scratch);
   // Folds the partial results of one tile of queries and writes its output.
-  void (*merge)(const AttentionParams& params, const AttentionItem& item, const float* partials);
+  void (*merge)(const AttentionParams& params, const AttentionItem& item, float* partials);
   // merge_attn_states for rows (token * num_heads + head) in [begin, end).
   void (*merge_states)(const MergeStatesParams& params, int64_t begin, int64_t end);
 };

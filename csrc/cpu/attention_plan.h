@@ -7,11 +7,11 @@
 namespace inferx::cpu {
 
 struct AttentionPlan {
-  std::vector<AttentionItem> items;   // most expensive first
-  std::vector<AttentionItem> merges;  // tiles whose splits were spread over several items
-  int64_t max_rows = 0;               // query rows of the largest item
-  int64_t partial_floats = 0;         // `partial` of items and merges is an offset into a buffer of this size
-  double cost = 0;                    // about the multiply-adds per head_dim of all items
+  std::vector<AttentionItem> items;     // most expensive first
+  std::vector<AttentionItem> merges;    // tiles whose splits were spread over several items
+  int64_t max_rows = 0, max_heads = 0;  // of the largest items
+  int64_t partial_floats = 0;  // `partial` of items and merges is an offset into a buffer of this size
+  double cost = 0;             // about the multiply-adds per head_dim of all items
 };
 
 AttentionPlan plan_attention(const AttentionParams& params, int threads);

@@ -48,12 +48,12 @@ INFERX_INLINE V vset(float x) {
 }
 INFERX_INLINE VI viset(int32_t x) { return VI{} + x; }
 
-INFERX_INLINE V vload(const float *p) {
+INFERX_INLINE V vload(const float* p) {
   V v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-INFERX_INLINE void vstore(float *p, V v) { memcpy(p, &v, sizeof v); }
+INFERX_INLINE void vstore(float* p, V v) { memcpy(p, &v, sizeof v); }
 INFERX_INLINE VI vbits(V v) { return (VI)v; }
 INFERX_INLINE V vfloat(VI v) { return (V)v; }
 
@@ -94,15 +94,12 @@ INFERX_INLINE V vmax(V a, V b) {
 // Reductions over the lanes, always in this one order.
 INFERX_INLINE float hsum(V v) {
 #if defined(__AVX512F__)
-  __m256 half =
-      _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  __m128 quarter =
-      _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 #elif defined(__AVX2__) && defined(__FMA__)
-  __m128 quarter =
-      _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 #else
@@ -114,8 +111,7 @@ INFERX_INLINE float hmax(V v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(v);
 #elif defined(__AVX2__) && defined(__FMA__)
-  __m128 quarter =
-      _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   quarter = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)));
 #else
@@ -143,25 +139,23 @@ INFERX_INLINE float widen(BF16 x) {
 INFERX_INLINE float widen(F16 x) {
   // Exponent and mantissa moved in place, then scaled by 2^112: exact for
   // normal and subnormal alike.
-  uint32_t magnitude = (uint32_t)(x.bits & 0x7fff) << 13,
-           sign = (uint32_t)(x.bits & 0x8000) << 16;
+  uint32_t magnitude = (uint32_t)(x.bits & 0x7fff) << 13, sign = (uint32_t)(x.bits & 0x8000) << 16;
   float f;
   memcpy(&f, &magnitude, 4);
   f *= 0x1p112f;
   memcpy(&magnitude, &f, 4);
-  if ((x.bits & 0x7c00) == 0x7c00)
-    magnitude |= 0x7f800000u;
+  if ((x.bits & 0x7c00) == 0x7c00) magnitude |= 0x7f800000u;
   magnitude |= sign;
   memcpy(&f, &magnitude, 4);
   return f;
 }
 
-INFERX_INLINE V vload(const BF16 *p) {
+INFERX_INLINE V vload(const BF16* p) {
 #if defined(__AVX512F__)
-  __m256i raw = _mm256_loadu_si256((const __m256i *)p);
+  __m256i raw = _mm256_loadu_si256((const __m256i*)p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 #elif defined(__AVX2__) && defined(__FMA__)
-  __m128i raw = _mm_loadu_si128((const __m128i *)p);
+  __m128i raw = _mm_loadu_si128((const __m128i*)p);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
 #else
   return V{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
@@ -176,11 +170,11 @@ INFERX_INLINE V widen_halves(VI halves) {
 }
 #endif
 
-INFERX_INLINE V vload(const F16 *p) {
+INFERX_INLINE V vload(const F16* p) {
 #if defined(__AVX512F__)
-  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__AVX2__) && defined(__FMA__)
-  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
   return widen_halves(VI{p[0].bits, p[1].bits, p[2].bits, p[3].bits});
 #endif
@@ -188,11 +182,11 @@ INFERX_INLINE V vload(const F16 *p) {
 
 // Words that hold two neighbouring elements each -> the even and the odd
 // elements.
-INFERX_INLINE void vsplit(V words, V *even, V *odd, BF16) {
+INFERX_INLINE void vsplit(V words, V* even, V* odd, BF16) {
   *even = vfloat(vbits(words) << 16);
   *odd = vfloat(vbits(words) & (int32_t)0xffff0000);
 }
-INFERX_INLINE void vsplit(V words, V *even, V *odd, F16) {
+INFERX_INLINE void vsplit(V words, V* even, V* odd, F16) {
 #if defined(__AVX512F__)
   const __m512i bits = _mm512_castps_si512(words);
   *even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
@@ -213,30 +207,27 @@ INFERX_INLINE void vsplit(V words, V *even, V *odd, F16) {
 // Eight elements, the upper lanes 0: the end of a row whose length is 8
 // modulo 16.  Only 16-lane builds need it.
 #if defined(__AVX512F__)
-INFERX_INLINE V vload_low8(const float *p) {
-  return _mm512_zextps256_ps512(_mm256_loadu_ps(p));
+INFERX_INLINE V vload_low8(const float* p) { return _mm512_zextps256_ps512(_mm256_loadu_ps(p)); }
+INFERX_INLINE V vload_low8(const F16* p) {
+  return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)));
 }
-INFERX_INLINE V vload_low8(const F16 *p) {
-  return _mm512_zextps256_ps512(
-      _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)));
+INFERX_INLINE V vload_low8(const BF16* p) {
+  __m256i raw = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm512_zextps256_ps512(_mm256_castsi256_ps(_mm256_slli_epi32(raw, 16)));
 }
-INFERX_INLINE V vload_low8(const BF16 *p) {
-  __m256i raw = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-  return _mm512_zextps256_ps512(
-      _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16)));
-}
-INFERX_INLINE void vstore_low8(float *p, V v) {
-  _mm256_storeu_ps(p, _mm512_castps512_ps256(v));
-}
+INFERX_INLINE void vstore_low8(float* p, V v) { _mm256_storeu_ps(p, _mm512_castps512_ps256(v)); }
 #else
-template <class T> INFERX_INLINE V vload_low8(const T *p) { return vload(p); }
-INFERX_INLINE void vstore_low8(float *p, V v) { vstore(p, v); }
+template <class T>
+INFERX_INLINE V vload_low8(const T* p) {
+  return vload(p);
+}
+INFERX_INLINE void vstore_low8(float* p, V v) { vstore(p, v); }
 #endif
 
 // ---- transpose of kWidth vectors
 // -------------------------------------------------------------------------
 #if defined(__AVX512F__)
-INFERX_INLINE void vtranspose(V *v) {
+INFERX_INLINE void vtranspose(V* v) {
   __m512 t[16];
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
@@ -262,7 +253,7 @@ INFERX_INLINE void vtranspose(V *v) {
   }
 }
 #elif defined(__AVX2__) && defined(__FMA__)
-INFERX_INLINE void vtranspose(V *v) {
+INFERX_INLINE void vtranspose(V* v) {
   __m256 t[8];
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
@@ -278,11 +269,10 @@ INFERX_INLINE void vtranspose(V *v) {
     t[i] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x20);
     t[i + 4] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
   }
-  for (int i = 0; i < 8; ++i)
-    v[i] = t[i];
+  for (int i = 0; i < 8; ++i) v[i] = t[i];
 }
 #else
-INFERX_INLINE void vtranspose(V *v) {
+INFERX_INLINE void vtranspose(V* v) {
   for (int i = 0; i < kWidth; ++i)
     for (int j = i + 1; j < kWidth; ++j) {
       float x = v[i][j];
@@ -298,11 +288,11 @@ INFERX_INLINE void vtranspose(V *v) {
 // scaled by 2^n.  At most 1 ulp off, 0 below exp(-87); exp(0) = 1, exp(-inf) =
 // 0, NaN stays NaN.
 INFERX_INLINE V vexp(V x) {
-  const V shift = vset(0x1.8p23f); // adding it rounds to an integer, kept in
-                                   // the low mantissa bits
+  const V shift = vset(0x1.8p23f);  // adding it rounds to an integer, kept in
+                                    // the low mantissa bits
   const V biased = vfma(x, vset(1.44269504088896341f), shift);
   const V n = biased - shift;
-  V r = vfma(n, vset(-0.693359375f), x); // exact: the constant has 10 bits
+  V r = vfma(n, vset(-0.693359375f), x);  // exact: the constant has 10 bits
   r = vfma(n, vset(2.12194440054690583e-4f), r);
   V p = vset(1.38146e-3f);
   p = vfma(p, r, vset(8.368716575e-3f));
@@ -312,8 +302,7 @@ INFERX_INLINE V vexp(V x) {
   p = vfma(p, r, vset(1.0f));
   p = vfma(p, r, vset(1.0f));
 #if defined(__AVX512F__)
-  return _mm512_maskz_scalef_ps(
-      _mm512_cmp_ps_mask(x, vset(-87.0f), _CMP_NLT_UQ), p, n);
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vset(-87.0f), _CMP_NLT_UQ), p, n);
 #else
   const V scaled = vfloat(vbits(p) + (vbits(biased) << 23));
   return vfloat(vbits(scaled) & ~(VI)(x < vset(-87.0f)));
@@ -332,11 +321,11 @@ INFERX_INLINE V vtanh(V x) {
   p = vfma(p, z, vset(1.333149076e-1f));
   p = vfma(p, z, vset(-3.333328366e-1f));
   V small = vfma(p * z, a, a);
-  V e = vexp(vset(-2.0f) * a); // exp of a negative number cannot overflow
+  V e = vexp(vset(-2.0f) * a);  // exp of a negative number cannot overflow
   V large = (vset(1.0f) - e) / (vset(1.0f) + e);
   V magnitude = a < vset(0.625f) ? small : large;
   return vfloat(vbits(magnitude) | sign);
 }
 
-} // namespace
-} // namespace inferx::cpu::INFERX_ISA
+}  // namespace
+}  // namespace inferx::cpu::INFERX_ISA

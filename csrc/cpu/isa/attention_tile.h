@@ -4,7 +4,7 @@
 // over keys for the sum), whatever the register blocking: blocking and row
 // count never change a bit.
 #pragma once
-#include "cpu/isa/attention_simd.h"
+#include "cpu/isa/attention_cache.h"
 
 namespace inferx::cpu::INFERX_ISA {
 namespace {
@@ -18,29 +18,8 @@ constexpr int kScoreRows = 6, kFusedRows = 3, kValueRows = 6, kValueVecs = 2;
 #else
 constexpr int kScoreRows = 4, kFusedRows = 4, kValueRows = 4, kValueVecs = 2;
 #endif
-constexpr int kPanel = 2 * kWidth; // keys per panel of the packed K tile
-constexpr int kTile = kAttentionTile;
+constexpr int kPanel = 2 * kWidth;  // keys per panel of the packed K tile
 static_assert(kTile % kPanel == 0, "a tile is a whole number of panels");
-
-#define INFERX_NOINLINE __attribute__((noinline))
-
-constexpr int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-// Rows of the cache are scattered pieces of a few lines each, too short for the
-// hardware's prefetchers.  So every loop that reads a tile also asks for the
-// same part of the next one, spread evenly: a core can wait for some two dozen
-// lines at a time.
-constexpr int kLineBytes = 64;
-template <class T>
-constexpr int kLineVecs = kLineBytes / static_cast<int>(sizeof(T)) / kWidth;
-template <class T>
-INFERX_INLINE void prefetch_row(const T *row, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim;
-       d += kLineBytes / static_cast<int>(sizeof(T)))
-    __builtin_prefetch(row + d);
-}
 
 // Loads after it are done anew.  GCC would rather load once what two unrolled
 // bodies share, and then spill it.
@@ -51,24 +30,19 @@ INFERX_INLINE void prefetch_row(const T *row, int64_t head_dim) {
 // (group + 1) * kWidth).  16-bit elements are transposed in pairs, which halves
 // the shuffles.
 template <class T, class Use>
-INFERX_INLINE void for_columns(const T *const *rows, const T *const *next,
-                               int64_t head_dim, const Use &use) {
+INFERX_INLINE void for_columns(const T* const* rows, Ahead<T>& shared_ahead, int64_t head_dim,
+                               const Use& use) {
   int64_t d = 0;
-  int ahead = 0;
-  auto prefetch_up_to = [&](int64_t columns) __attribute__((always_inline)) {
-    for (; ahead * head_dim < columns * kPanel; ++ahead)
-      prefetch_row(next[ahead], head_dim);
-  };
+  Ahead<T> ahead = shared_ahead;  // in registers
   if constexpr (sizeof(T) == 2) {
     for (; d + 2 * kWidth <= head_dim; d += 2 * kWidth) {
 #pragma GCC unroll 2
       for (int group = 0; group < 2; ++group) {
         INFERX_KEEP_LOADS();
-        prefetch_up_to(d + (group + 1) * kWidth);
+        ahead.step();
         V words[kWidth];
 #pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i)
-          memcpy(&words[i], rows[group * kWidth + i] + d, sizeof(V));
+        for (int i = 0; i < kWidth; ++i) memcpy(&words[i], rows[group * kWidth + i] + d, sizeof(V));
         vtranspose(words);
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) {
@@ -84,64 +58,58 @@ INFERX_INLINE void for_columns(const T *const *rows, const T *const *next,
 #pragma GCC unroll 2
     for (int group = 0; group < 2; ++group) {
       INFERX_KEEP_LOADS();
-      prefetch_up_to(d + (group + 1) * (kWidth / 2));
+      ahead.step();
       V block[kWidth];
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i)
-        block[i] = vload(rows[group * kWidth + i] + d);
+      for (int i = 0; i < kWidth; ++i) block[i] = vload(rows[group * kWidth + i] + d);
       vtranspose(block);
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i)
-        use(group, d + i, block[i]);
+      for (int i = 0; i < kWidth; ++i) use(group, d + i, block[i]);
     }
   }
   if constexpr (kWidth > 8) {
 #pragma GCC unroll 2
     for (int group = 0; group < 2; ++group) {
-      if (d == head_dim)
-        break;
+      if (d == head_dim) break;
       INFERX_KEEP_LOADS();
       V block[kWidth];
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i)
-        block[i] = vload_low8(rows[group * kWidth + i] + d);
+      for (int i = 0; i < kWidth; ++i) block[i] = vload_low8(rows[group * kWidth + i] + d);
       vtranspose(block);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i)
-        use(group, d + i, block[i]);
+      for (int i = 0; i < 8; ++i) use(group, d + i, block[i]);
     }
   }
+  shared_ahead = ahead;
+}
+
+// How often for_columns takes a step.
+template <class T>
+constexpr int steps_per_panel(int64_t head_dim) {
+  const int64_t pairs = sizeof(T) == 2 ? head_dim / (2 * kWidth) : 0;
+  return static_cast<int>(2 * (pairs + (head_dim - pairs * 2 * kWidth) / kWidth));
 }
 
 // kPanel rows of K -> one panel [head_dim][kPanel] of float32.
 template <class T>
-INFERX_NOINLINE void pack_panel(const T *const *rows, const T *const *next,
-                                int64_t head_dim, float *panel) {
-  for_columns(rows, next, head_dim,
-              [panel](int group, int64_t d, V column)
-                  __attribute__((always_inline)) {
-                    vstore(panel + d * kPanel + group * kWidth, column);
-                  });
+INFERX_NOINLINE void pack_panel(const T* const* rows, Ahead<T>& ahead, int64_t head_dim, float* panel) {
+  for_columns(rows, ahead, head_dim, [panel](int group, int64_t d, V column) __attribute__((always_inline)) {
+    vstore(panel + d * kPanel + group * kWidth, column);
+  });
 }
 
 // As pack_panel and score_block in one, for rows so few that a packed panel
 // would be read only once.
 template <int kRows, class T>
-INFERX_NOINLINE void score_panel(const float *q, const T *const *rows,
-                                 const T *const *next, int64_t head_dim,
-                                 float scale, float *scores) {
+INFERX_NOINLINE void score_panel(const float* q, const T* const* rows, Ahead<T>& ahead, int64_t head_dim,
+                                 float scale, float* scores) {
   V acc[2][kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-    acc[0][r] = acc[1][r] = vset(0.0f);
-  for_columns(rows, next, head_dim,
-              [&](int group, int64_t d, V column)
-                  __attribute__((always_inline)) {
+  for (int r = 0; r < kRows; ++r) acc[0][r] = acc[1][r] = vset(0.0f);
+  for_columns(rows, ahead, head_dim, [&](int group, int64_t d, V column) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-                    for (int r = 0; r < kRows; ++r)
-                      acc[group][r] = vfma(vset(q[d * kScoreRows + r]), column,
-                                           acc[group][r]);
-                  });
+    for (int r = 0; r < kRows; ++r) acc[group][r] = vfma(vset(q[d * kScoreRows + r]), column, acc[group][r]);
+  });
   const V s = vset(scale);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -153,17 +121,16 @@ INFERX_NOINLINE void score_panel(const float *q, const T *const *rows,
 // V rows [begin, end) of the tile -> float32 [kTile][padded], the padding 0.
 // True if all of them are finite.
 template <class T>
-INFERX_NOINLINE bool pack_values(const T *const *rows, const T *const *next,
-                                 int begin, int end, int64_t head_dim,
-                                 int64_t padded, float *packed) {
+INFERX_NOINLINE bool pack_values(const T* const* rows, Ahead<T>& shared_ahead, int begin, int end,
+                                 int64_t head_dim, int64_t padded, float* packed) {
   const V zero = vset(0.0f);
-  V probe = zero; // x * 0 is NaN for infinities and NaN
+  Ahead<T> ahead = shared_ahead;
+  V probe = zero;  // x * 0 is NaN for infinities and NaN
   for (int key = begin; key < end; ++key) {
-    float *out = packed + key * padded;
+    float* out = packed + key * padded;
+    ahead.step();
     int64_t d = 0;
     for (; d + kWidth <= head_dim; d += kWidth) {
-      if (d % (kLineBytes / static_cast<int>(sizeof(T))) == 0)
-        __builtin_prefetch(next[key] + d);
       V v = vload(rows[key] + d);
       probe = vfma(v, zero, probe);
       vstore(out + d, v);
@@ -174,24 +141,22 @@ INFERX_NOINLINE bool pack_values(const T *const *rows, const T *const *next,
       vstore(out + d, v);
       d += kWidth;
     }
-    for (; d < padded; d += kWidth)
-      vstore(out + d, zero);
+    for (; d < padded; d += kWidth) vstore(out + d, zero);
   }
+  shared_ahead = ahead;
   return hsum(probe) == 0.0f;
 }
 
 // scores[r][0..kPanel) = scale * q_r . k for kRows rows; q is
 // [head_dim][kScoreRows], k one panel.
 template <int kRows>
-INFERX_NOINLINE void score_block(const float *q, const float *panel,
-                                 int64_t head_dim, float scale, float *scores) {
+INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float scale,
+                                 float* scores) {
   V acc[kRows][2];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-    acc[r][0] = acc[r][1] = vset(0.0f);
+  for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vset(0.0f);
   for (int64_t d = 0; d < head_dim; ++d) {
-    const V k0 = vload(panel + d * kPanel),
-            k1 = vload(panel + d * kPanel + kWidth);
+    const V k0 = vload(panel + d * kPanel), k1 = vload(panel + d * kPanel + kWidth);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const V a = vset(q[d * kScoreRows + r]);
@@ -208,89 +173,69 @@ INFERX_NOINLINE void score_block(const float *q, const float *panel,
 }
 
 // acc[r][0..kVecs * kWidth) = alpha_r * acc[r] + sum over keys of
-// weights[r][key] * rows[key].  `next` may be null.
+// weights[r][key] * rows[key].
 template <int kRows, int kVecs, class T>
-INFERX_NOINLINE void value_block(const float *weights, const T *const *rows,
-                                 const T *const *next, int64_t d, int begin,
-                                 int end, const float *alpha, float *acc,
-                                 int64_t stride) {
+INFERX_NOINLINE void value_block(const float* weights, const T* const* rows, Ahead<T>* ahead, int64_t d,
+                                 int begin, int end, const float* alpha, float* acc, int64_t stride) {
   V sum[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const V a = vset(alpha[r]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v)
-      sum[r][v] = vload(acc + r * stride + v * kWidth) * a;
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = vload(acc + r * stride + v * kWidth) * a;
   }
+  Ahead<T> own = ahead ? *ahead : Ahead<T>();
   for (int key = begin; key < end; ++key) {
     V x[kVecs];
-    if (next)
-      for (int v = 0; v < kVecs; v += kLineVecs<T>)
-        __builtin_prefetch(next[key] + d + v * kWidth);
+    if (ahead) own.step();
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v)
-      x[v] = vload(rows[key] + d + v * kWidth);
+    for (int v = 0; v < kVecs; ++v) x[v] = vload(rows[key] + d + v * kWidth);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const V p = vset(weights[r * kTile + key]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v)
-        sum[r][v] = vfma(p, x[v], sum[r][v]);
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = vfma(p, x[v], sum[r][v]);
     }
   }
+  if (ahead) *ahead = own;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v)
-      vstore(acc + r * stride + v * kWidth, sum[r][v]);
+    for (int v = 0; v < kVecs; ++v) vstore(acc + r * stride + v * kWidth, sum[r][v]);
 }
 
 template <class T, int kRows = kFusedRows>
-INFERX_INLINE void scores_of_panel(int count, const float *q,
-                                   const T *const *rows, const T *const *next,
-                                   int64_t head_dim, float scale,
-                                   float *scores) {
-  if (count == kRows)
-    return score_panel<kRows, T>(q, rows, next, head_dim, scale, scores);
-  if constexpr (kRows > 1)
-    scores_of_panel<T, kRows - 1>(count, q, rows, next, head_dim, scale,
-                                  scores);
+INFERX_INLINE void scores_of_panel(int count, const float* q, const T* const* rows, Ahead<T>& ahead,
+                                   int64_t head_dim, float scale, float* scores) {
+  if (count == kRows) return score_panel<kRows, T>(q, rows, ahead, head_dim, scale, scores);
+  if constexpr (kRows > 1) scores_of_panel<T, kRows - 1>(count, q, rows, ahead, head_dim, scale, scores);
 }
 
 template <int kRows = kScoreRows>
-INFERX_INLINE void scores_of(int rows, const float *q, const float *panel,
-                             int64_t head_dim, float scale, float *scores) {
-  if (rows == kRows)
-    return score_block<kRows>(q, panel, head_dim, scale, scores);
-  if constexpr (kRows > 1)
-    scores_of<kRows - 1>(rows, q, panel, head_dim, scale, scores);
+INFERX_INLINE void scores_of(int rows, const float* q, const float* panel, int64_t head_dim, float scale,
+                             float* scores) {
+  if (rows == kRows) return score_block<kRows>(q, panel, head_dim, scale, scores);
+  if constexpr (kRows > 1) scores_of<kRows - 1>(rows, q, panel, head_dim, scale, scores);
 }
 
 template <int kVecs, class T, int kRows = kValueRows>
-INFERX_INLINE void
-values_of_rows(int count, const float *weights, const T *const *rows,
-               const T *const *next, int64_t d, int begin, int end,
-               const float *alpha, float *acc, int64_t stride) {
+INFERX_INLINE void values_of_rows(int count, const float* weights, const T* const* rows, Ahead<T>* ahead,
+                                  int64_t d, int begin, int end, const float* alpha, float* acc,
+                                  int64_t stride) {
   if (count == kRows)
-    return value_block<kRows, kVecs, T>(weights, rows, next, d, begin, end,
-                                        alpha, acc, stride);
+    return value_block<kRows, kVecs, T>(weights, rows, ahead, d, begin, end, alpha, acc, stride);
   if constexpr (kRows > 1)
-    values_of_rows<kVecs, T, kRows - 1>(count, weights, rows, next, d, begin,
-                                        end, alpha, acc, stride);
+    values_of_rows<kVecs, T, kRows - 1>(count, weights, rows, ahead, d, begin, end, alpha, acc, stride);
 }
 
 template <class T, int kVecs = kValueVecs>
-INFERX_INLINE void values_of(int vecs, int count, const float *weights,
-                             const T *const *rows, const T *const *next,
-                             int64_t d, int begin, int end, const float *alpha,
-                             float *acc, int64_t stride) {
+INFERX_INLINE void values_of(int vecs, int count, const float* weights, const T* const* rows, Ahead<T>* ahead,
+                             int64_t d, int begin, int end, const float* alpha, float* acc, int64_t stride) {
   if (vecs >= kVecs)
-    return values_of_rows<kVecs, T>(count, weights, rows, next, d, begin, end,
-                                    alpha, acc, stride);
+    return values_of_rows<kVecs, T>(count, weights, rows, ahead, d, begin, end, alpha, acc, stride);
   if constexpr (kVecs > 1)
-    values_of<T, kVecs - 1>(vecs, count, weights, rows, next, d, begin, end,
-                            alpha, acc, stride);
+    values_of<T, kVecs - 1>(vecs, count, weights, rows, ahead, d, begin, end, alpha, acc, stride);
 }
 
-} // namespace
-} // namespace inferx::cpu::INFERX_ISA
+}  // namespace
+}  // namespace inferx::cpu::INFERX_ISA
