@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.protocol import EngineRequest
@@ -315,3 +316,24 @@ class Simulation:
             h = mix(h, seq.token_ids[p])
             known.append((namespace, seq.token_ids[p], p, h))
         return known
+
+
+# Short ways to say things in tests
+
+
+def simulation(**limits: Any) -> Simulation:
+    config = {"num_blocks": 256, "block_size": 16, "max_model_len": 4096, "max_num_seqs": 8}
+    return Simulation(SchedulerConfig(**{**config, "max_num_batched_tokens": 64, **limits}), random.Random(0))
+
+
+def params(max_tokens: int | None = 8, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Different seeds differ from the first token on."""
+    return [2 + seed, *([5] * (length - 1))]
+
+
+def tokens_of(out: SchedulerOutput) -> dict[str, int]:
+    return {e.seq.request_id: e.num_tokens for e in out.scheduled}
