@@ -111,6 +111,25 @@ def test_a_failing_request_ends_alone(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert_idle(core)
 
 
+def test_failing_block_copies_end_those_in_the_step(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its copies a step would read foreign blocks: an error, never a wrong answer."""
+    core = make_core(tiny)
+    expected = drive(make_core(tiny), [(0, request("again", [1] * 21, greedy(8, n=2)))]).answers
+    copy = core.runner.copy_blocks
+
+    def broken(copies: list[tuple[int, int]]) -> None:
+        if copies:
+            raise RuntimeError("no copy")
+
+    monkeypatch.setattr(core.runner, "copy_blocks", broken)
+    answers = drive(core, [(0, request("forks", [1] * 21, greedy(8, n=2)))]).answers
+    assert {a.finish_reason for a in answers.values()} == {"error"}
+    assert all("no copy" in a.error for a in answers.values())
+    assert_idle(core)
+    monkeypatch.setattr(core.runner, "copy_blocks", copy)
+    assert drive(core, [(0, request("again", [1] * 21, greedy(8, n=2)))]).answers == expected
+
+
 def test_nan_logits_end_the_request_with_an_error(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core(tiny)
     compute = core.model.compute_logits

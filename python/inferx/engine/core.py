@@ -117,8 +117,16 @@ class EngineCore:
             logger.exception("a step of %d sequences failed; running them one by one", len(plan.scheduled))
         results: list[SampleResult] = []
         failed: list[tuple[Sequence, str]] = []
+        uncopied: Exception | None = None
+        try:
+            # Once more, before anyone writes: the copies may be what failed.
+            self.runner.copy_blocks(plan.block_copies)
+        except Exception as error:
+            uncopied = error  # nobody may read the blocks
         for entry in plan.scheduled:
             try:
+                if uncopied is not None:
+                    raise uncopied
                 results += self.runner.execute([entry], self._state)
             except Exception as error:
                 message = f"the model failed on this request: {type(error).__name__}: {error}"
