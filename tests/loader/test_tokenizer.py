@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -183,3 +185,19 @@ def test_a_damaged_description_is_a_load_error() -> None:
     for broken in ("", "{}", "[1]", '{"version": "1.0", "model": {"type": "Nope"}}'):
         with pytest.raises(LoadError, match=r"here\.json: the tokenizer cannot be built"):
             Tokenizer(broken, source="here.json")
+
+
+def test_a_long_text_does_not_stall_other_threads(smollm2: Tokenizer) -> None:
+    """Case F10x: other threads (the event loop) run on while a megabyte is encoded."""
+    text = "a wordy text, " * 40_000
+    worker = threading.Thread(target=smollm2.encode, args=(text,))
+    longest, last = 0.0, time.perf_counter()
+    started = last
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    # Holding the interpreter's lock, the one gap would be the whole time.
+    assert longest < 0.6 * (last - started)
+    assert smollm2.decode(smollm2.encode(text)) == text

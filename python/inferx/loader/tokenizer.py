@@ -25,6 +25,8 @@ _SPACE = "\u2581"
 _SENTINEL = "\U0010fffd\U0010fffc\U0010fffd"
 # Reserved in chat templates: what the caller may not set through keyword arguments.
 _RESERVED = ("messages", "range")
+# Characters from which a text is worth the detour of a batch; see _encode.
+_LONG_TEXT = 4096
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -128,7 +130,7 @@ class Tokenizer:
         sub-words."""
         _check_text(text)
         if parse_special or not self._all_markers.texts:
-            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+            return _encode(self._raw, text, add_special_tokens).ids
         ids = self._encode_plain(text, at_start=True)
         if not add_special_tokens:
             return ids
@@ -216,7 +218,7 @@ class Tokenizer:
         others keep the ids they got.
         """
         _check_text(text)
-        encoding = self._raw.encode(text, add_special_tokens=False)
+        encoding = _encode(self._raw, text, False)
         if not cover.within(text):
             return encoding.ids
         ids: list[int] = []
@@ -243,7 +245,7 @@ class Tokenizer:
         unmarked = self._without_markers()
 
         def encode(piece: str, start: bool) -> list[int]:
-            ids = unmarked.encode(piece if start else _SENTINEL + piece, add_special_tokens=False).ids
+            ids = _encode(unmarked, piece if start else _SENTINEL + piece, False).ids
             return ids if start else ids[1:]
 
         ids = encode(text, at_start)
@@ -298,6 +300,14 @@ class Tokenizer:
         unmarked.no_truncation()
         unmarked.no_padding()
         return unmarked
+
+
+def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
+    """The ``tokenizers`` encoding of a text."""
+    if len(text) < _LONG_TEXT:
+        return raw.encode(text, add_special_tokens=add_special_tokens)
+    # ``encode`` keeps the interpreter's lock, and a megabyte takes most of a second: a batch of one does not.
+    return raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _variables(tools: Any, add_generation_prompt: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
