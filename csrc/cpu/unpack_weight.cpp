@@ -30,27 +30,38 @@ float load_half(const uint8_t* p) {
   return half_to_float(half);
 }
 
+struct UnitScale {
+  float scale, min;
+};
+
+template <WeightFormat format>
+UnitScale unit_scale(const uint8_t* block, int column, int unit) {
+  constexpr HeaderLayout header = header_layout(format);
+  constexpr Scales kind = traits_of(format).scales;
+  const uint8_t* entry = block + unit * kTileColumns + column;
+  UnitScale s{load_half(block + 2 * column),
+              has_min(format) ? load_half(block + header.m + 2 * column) : 0.0f};
+  if constexpr (kind == Scales::k) s.scale *= static_cast<int8_t>(entry[header.scale]);
+  if constexpr (kind == Scales::km) {
+    s.scale *= entry[header.scale];
+    s.min *= -static_cast<float>(entry[header.min]);
+  }
+  return s;
+}
+
 template <WeightFormat format>
 void dequantize_block(const uint8_t* block, int column, float* out) {
   constexpr FormatTraits t = traits_of(format);
-  constexpr HeaderLayout header = header_layout(format);
-  const float d = load_half(block + 2 * column);
-  const float m = has_min(format) ? load_half(block + header.m + 2 * column) : 0.0f;
   for (int group = 0; group < t.block / kGroup; ++group) {
     int codes[kGroup];
-    const uint8_t* words = block + header.codes + group * group_bytes(format);
+    const uint8_t* words = block + header_layout(format).codes + group * group_bytes(format);
     read_group<t.codes>(reinterpret_cast<const uint32_t*>(words) + column, t.zero, codes);
-    for (int k = 0; k < kGroup; ++k) {
-      const int unit = (group * kGroup + k) / t.unit;
-      float scale = d, min = m;
-      if constexpr (t.scales == Scales::k) {
-        scale *= static_cast<int8_t>(block[header.scale + unit * kTileColumns + column]);
-      } else if constexpr (t.scales == Scales::km) {
-        scale *= block[header.scale + unit * kTileColumns + column];
-        min *= -static_cast<float>(block[header.min + unit * kTileColumns + column]);
+    for (int first = 0; first < kGroup; first += t.unit, out += t.unit) {
+      const UnitScale s = unit_scale<format>(block, column, (group * kGroup + first) / t.unit);
+      for (int k = 0; k < t.unit; ++k) {
+        const float product = s.scale * static_cast<float>(codes[first + k]);  // exact
+        out[k] = has_min(format) ? product + s.min : product;
       }
-      const float product = scale * static_cast<float>(codes[k]);  // exact
-      out[group * kGroup + k] = has_min(format) ? product + min : product;
     }
   }
 }

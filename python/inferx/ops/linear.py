@@ -103,6 +103,6 @@ def linear(
     if type(weight) is not PackedWeight:
         raise TypeError(f"linear: weight: expected a PackedWeight, got {type(weight).__name__}")
     if out is None:
-        out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+        out = torch.empty(*x.shape[:-1], weight.shape[0], dtype=torch.float32)
     _C.linear(out, x, weight.handle, bias)
     return out
