@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,17 +31,27 @@ class Shape:
     kv_heads: int
     dim: int
     dtype: torch.dtype
+    head_major: bool
 
     def cache(self, blocks: int) -> torch.Tensor:
-        cache = torch.empty(blocks, BLOCK, self.kv_heads, self.dim, dtype=self.dtype)
-        return cache.uniform_(-1, 1) if self.dtype == torch.float32 else cache.fill_(0.5)
+        """Logically [blocks, BLOCK, kv_heads, dim]."""
+        sizes = (self.kv_heads, BLOCK) if self.head_major else (BLOCK, self.kv_heads)
+        cache = torch.empty(blocks, *sizes, self.dim, dtype=self.dtype)
+        cache = cache.uniform_(-1, 1) if self.dtype == torch.float32 else cache.fill_(0.5)
+        return cache.transpose(1, 2) if self.head_major else cache
 
     def block_bytes(self) -> int:
         return 2 * BLOCK * self.kv_heads * self.dim * self.dtype.itemsize
 
 
 def time_call(
-    shape: Shape, requests: int, context: int, tokens: int, cold_bytes: int, samples: int
+    shape: Shape,
+    requests: int,
+    context: int,
+    tokens: int,
+    cold_bytes: int,
+    samples: int,
+    clock: Callable[[], float],
 ) -> tuple[float, float, float]:
     """Seconds per call, bytes of keys and values read, floating-point operations."""
     per_request = math.ceil(context / BLOCK)
@@ -58,7 +70,7 @@ def time_call(
             query, key_cache, value_cache, next(tables), cu_seqlens_q, seq_lens, shape.dim**-0.5, out=out
         )
 
-    once = seconds(call, 3)
+    once = seconds(call, 3, clock)
     calls = max(1, min(copies, int(0.05 / once)))
 
     def batch() -> None:
@@ -67,7 +79,11 @@ def time_call(
 
     visible = tokens * context - tokens * (tokens - 1) // 2  # scores per head
     operations = 4.0 * requests * shape.heads * shape.dim * visible
-    return seconds(batch, samples) / calls, requests * context * shape.block_bytes() / BLOCK, operations
+    return (
+        seconds(batch, samples, clock) / calls,
+        requests * context * shape.block_bytes() / BLOCK,
+        operations,
+    )
 
 
 def main() -> None:
@@ -84,13 +100,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=ops.get_num_threads())
     parser.add_argument("--cold", type=int, default=128, help="MB of blocks between two uses of one")
     parser.add_argument("--max-mb", type=int, default=1200, help="leave out larger caches")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: 1 thread, busy machines"
+    )
     parser.add_argument("--samples", type=int, default=7)
     arguments = parser.parse_args()
+    if arguments.cpu_time and arguments.threads != 1:
+        parser.error("--cpu-time adds up the time of all threads: it needs --threads 1")
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     ops.set_num_threads(arguments.threads)
     torch.manual_seed(0)
 
     target = ops.build_info()["simd_target"]
-    probes = Probes(target)
+    probes = Probes(target, clock)
     bandwidth, flops = probes.read_bandwidth(arguments.threads), probes.flops(arguments.threads)
     print(
         f"{target}, {arguments.threads} threads: reads {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s"
@@ -102,11 +124,13 @@ def main() -> None:
     for heads, dtype, (requests, context, tokens) in itertools.product(
         arguments.heads, arguments.dtype, [*decodes, *((1, n, n) for n in arguments.prefill)]
     ):
-        shape = Shape(*map(int, heads.split(",")), DTYPES[dtype])
+        shape = Shape(*map(int, heads.split(",")), DTYPES[dtype], arguments.head_major)
         if requests * context * shape.block_bytes() / BLOCK > arguments.max_mb * 1e6:
             continue
         cold = arguments.cold * 1_000_000 if tokens == 1 else 0
-        elapsed, size, operations = time_call(shape, requests, context, tokens, cold, arguments.samples)
+        elapsed, size, operations = time_call(
+            shape, requests, context, tokens, cold, arguments.samples, clock
+        )
         limit = max(size / bandwidth, operations / flops)
         print(f"{heads:9} {dtype:5} {requests:8} {tokens:7} {context:7} {elapsed * 1e6:10.1f} "
               f"{size / elapsed / 1e9:6.1f} {operations / elapsed / 1e9:8.1f} {limit * 1e6:9.1f} "

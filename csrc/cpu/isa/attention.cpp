@@ -9,21 +9,27 @@
 namespace inferx::cpu::INFERX_ISA {
 namespace {
 
-// The tile at hand: rows of one KV head, keys [begin, end) seen by some of them.
+// The tile at hand, and those rows of the one after it that are to be asked for meanwhile.
 template <class T>
 struct Tile {
-  int64_t start;  // position of its first key
-  int begin, end;
   const TileRows<T>& rows;
-  Ahead<T> keys_ahead, values_ahead;  // of the next tile, to be asked for meanwhile
+  Ahead<T> keys_ahead, values_ahead;
+
+  Tile(const TileRows<T>& now, const TileRows<T>* next, int64_t head_dim) : rows(now) {
+    if (!next) return;
+    const int count = next->end - next->begin;
+    keys_ahead = {next->key + next->begin, count, head_dim};
+    values_ahead = {next->value + next->begin, count, head_dim};
+  }
 };
 
 // Scores of all rows, those of keys that a row does not see included (softmax_tile drops them).
 template <class T>
 INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, const HeadState& head,
                                 int64_t rows, Tile<T>& tile) {
-  tile.keys_ahead.spread_over((tile.end - tile.begin + kPanel - 1) / kPanel * steps_per_panel<T>(p.head_dim));
-  for (int key = tile.begin / kPanel * kPanel; key < tile.end; key += kPanel) {
+  tile.keys_ahead.spread_over((tile.rows.end - tile.rows.begin + kPanel - 1) / kPanel *
+                              steps_per_panel<T>(p.head_dim));
+  for (int key = tile.rows.begin / kPanel * kPanel; key < tile.rows.end; key += kPanel) {
     float* scores = s.scores + key;
     if (rows <= kFusedRows) {
       scores_of_panel<T>(static_cast<int>(rows), head.q, tile.rows.key + key, tile.keys_ahead, p.head_dim,
@@ -33,7 +39,7 @@ INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, cons
     pack_panel(tile.rows.key + key, tile.keys_ahead, p.head_dim, s.panel);
     for (int64_t r = 0; r < rows; r += kScoreRows) {
       const int count = static_cast<int>(rows - r < kScoreRows ? rows - r : kScoreRows);
-      const Span span = visible_span(s, r, count, tile.start);
+      const Span span = visible_span(s, r, count, tile.rows.start);
       if (span.begin >= key + kPanel || span.end <= key) continue;
       scores_of(count, head.q + r * p.head_dim, s.panel, p.head_dim, p.scale, scores + r * kTile);
     }
@@ -73,27 +79,28 @@ template <class T>
 INFERX_NOINLINE void attend_tile(const AttentionParams& p, const Rows& rows, const Scratch& s,
                                  const HeadState& head, Tile<T>& tile) {
   score_tile(p, s, head, rows.count, tile);
-  softmax_tile(s, head, rows.count, tile.start, p.softcap);
+  softmax_tile(s, head, rows.count, tile.rows.start, p.softcap);
 
   bool all_see_all = true;
   for (int64_t r = 0; r < rows.count; ++r)
-    all_see_all &= s.first[r] <= tile.start + tile.begin && s.end[r] >= tile.start + tile.end;
+    all_see_all &=
+        s.first[r] <= tile.rows.start + tile.rows.begin && s.end[r] >= tile.rows.start + tile.rows.end;
   const bool few_rows = rows.count <= 2 * kValueRows;  // packing V would cost more than it saves
-  const int keys = tile.end - tile.begin, vecs = static_cast<int>(rows.padded / kWidth);
+  const int keys = tile.rows.end - tile.rows.begin, vecs = static_cast<int>(rows.padded / kWidth);
   if (few_rows && all_see_all && p.head_dim % kWidth == 0) {
     tile.values_ahead.spread_over(keys * ((vecs + kValueVecs - 1) / kValueVecs));
-    value_tile<T>(s, head, rows, tile.start, tile.rows.value, &tile.values_ahead);
+    value_tile<T>(s, head, rows, tile.rows.start, tile.rows.value, &tile.values_ahead);
     return;
   }
   tile.values_ahead.spread_over(keys);
   const float* packed[kTile];
   for (int i = 0; i < kTile; ++i) packed[i] = s.values + i * rows.padded;
-  const bool finite = pack_values(tile.rows.value, tile.values_ahead, tile.begin, tile.end, p.head_dim,
-                                  rows.padded, s.values);
+  const bool finite = pack_values(tile.rows.value, tile.values_ahead, tile.rows.begin, tile.rows.end,
+                                  p.head_dim, rows.padded, s.values);
   if (finite || all_see_all)
-    value_tile<float>(s, head, rows, tile.start, packed, nullptr);
+    value_tile<float>(s, head, rows, tile.rows.start, packed, nullptr);
   else
-    value_tile_by_row(s, head, rows, tile.start, packed);
+    value_tile_by_row(s, head, rows, tile.rows.start, packed);
 }
 
 INFERX_NOINLINE void load_queries(const AttentionParams& p, const AttentionItem& item, const Rows& rows,
@@ -139,34 +146,32 @@ void attend(const AttentionParams& p, const AttentionItem& item, float* partials
   const int64_t begin = item_begin > s.first[0] ? item_begin : s.first[0];
   const int64_t end = item_end < s.end[rows.count - 1] ? item_end : s.end[rows.count - 1];
   const CacheRows<T> cache(p, item);
-  TileRows<T> tile_rows, following, asked;
+  TileRows<T> buffers[2];
+  TileRows<T>*now = &buffers[0], *next = &buffers[1];
   const int64_t first_tile = begin / kTile * kTile;
-  if (begin < end)
-    cache.find(first_tile, clamp_to_tile(begin - first_tile), clamp_to_tile(end - first_tile), following);
+  if (begin < end) cache.find(first_tile, begin, end, *now);
   for (int64_t start = first_tile; start < end; start += kTile) {
-    const int first_key = clamp_to_tile(begin - start), end_key = clamp_to_tile(end - start);
-    const int following_keys = clamp_to_tile(end - start - kTile);
-    const bool starts_split = start <= begin || start % kAttentionSplit == 0;
-    const bool ends_split = following_keys == 0 || (start + kTile) % kAttentionSplit == 0;
-    tile_rows = following;
-    if (following_keys > 0) cache.find(start + kTile, 0, following_keys, following);
-    asked = following;
+    const bool is_last = start + kTile >= end;
+    const bool starts_split = start == first_tile || start % kAttentionSplit == 0;
+    const bool ends_split = is_last || (start + kTile) % kAttentionSplit == 0;
     for (int64_t h = 0; h < item.num_kv_heads; ++h) {
-      if (h > 0) cache.next_head(first_key, end_key, tile_rows);
-      if (h > 0) cache.next_head(0, following_keys, asked);
-      if (starts_split) start_split(s.head[h], rows);
-      Tile<T> tile{start,
-                   first_key,
-                   end_key,
-                   tile_rows,
-                   {asked.key, following_keys, p.head_dim},
-                   {asked.value, following_keys, p.head_dim}};
-      attend_tile<T>(p, rows, s, s.head[h], tile);
-      if (!ends_split) continue;
-      const bool whole = item.partial < 0;
-      end_split(s.head[h], rows,
-                whole ? nullptr : partial_of(item, rows, start / kAttentionSplit, h, record, partials),
-                record);
+      const HeadState& head = s.head[h];
+      const bool last_head = h + 1 == item.num_kv_heads;
+      if (!last_head)
+        cache.next_head(*now, *next);
+      else if (!is_last)
+        cache.find(start + kTile, begin, end, *next);
+      if (starts_split) start_split(head, rows);
+      Tile<T> tile(*now, last_head && is_last ? nullptr : next, p.head_dim);
+      attend_tile<T>(p, rows, s, head, tile);
+      if (ends_split) {
+        const bool whole = item.partial < 0;
+        const int64_t split = start / kAttentionSplit;
+        end_split(head, rows, whole ? nullptr : partial_of(item, rows, split, h, record, partials), record);
+      }
+      TileRows<T>* done = now;
+      now = next;
+      next = done;
     }
   }
   if (item.partial >= 0) return;

@@ -11,9 +11,12 @@ namespace {
 
 alignas(64) const float kZeroRow[kAttentionMaxHeadDim] = {};  // stands in for keys that are not there
 
-// Rows of the cache, [kTile] each.
+// The rows of one tile and KV head.  Only keys [begin, end), counted from `start`, are seen by some query;
+// the others are rows of zeros.
 template <class T>
 struct TileRows {
+  int64_t start;
+  int begin, end;
   const T* key[kTile];
   const T* value[kTile];
 };
@@ -53,13 +56,17 @@ class CacheRows {
         keys_(static_cast<const T*>(p.key_cache) + item.first_kv_head * p.key_stride_head),
         values_(static_cast<const T*>(p.value_cache) + item.first_kv_head * p.value_stride_head) {}
 
-  // The rows of keys [begin, end) of the tile for the item's first head.  Others are zeros, and their entries
-  // of the block table are not read.
-  INFERX_NOINLINE void find(int64_t tile_start, int begin, int end, TileRows<T>& rows) const {
+  // The tile that starts at `start`, of which keys at positions [first, last) are seen, for the item's first
+  // head. Entries of the block table for other keys are not read.
+  INFERX_NOINLINE void find(int64_t start, int64_t first, int64_t last, TileRows<T>& rows) const {
     const T* zeros = reinterpret_cast<const T*>(kZeroRow);
+    const int begin = clamp_to_tile(first - start), end = clamp_to_tile(last - start);
+    rows.start = start;
+    rows.begin = begin;
+    rows.end = end;
     for (int i = 0; i < begin; ++i) rows.key[i] = rows.value[i] = zeros;
     for (int i = end; i < kTile; ++i) rows.key[i] = rows.value[i] = zeros;
-    int64_t block = (tile_start + begin) / p_.block_size, slot = (tile_start + begin) % p_.block_size;
+    int64_t block = (start + begin) / p_.block_size, slot = (start + begin) % p_.block_size;
     for (int i = begin; i < end;) {
       const int64_t id = table_[block++];
       const T* key = keys_ + id * p_.key_stride_block + slot * p_.key_stride_slot;
@@ -75,9 +82,10 @@ class CacheRows {
   }
 
   // The same rows for the next head.
-  INFERX_INLINE void next_head(int begin, int end, TileRows<T>& rows) const {
-    for (int i = begin; i < end; ++i) rows.key[i] += p_.key_stride_head;
-    for (int i = begin; i < end; ++i) rows.value[i] += p_.value_stride_head;
+  INFERX_NOINLINE void next_head(const TileRows<T>& rows, TileRows<T>& next) const {
+    next = rows;
+    for (int i = rows.begin; i < rows.end; ++i) next.key[i] += p_.key_stride_head;
+    for (int i = rows.begin; i < rows.end; ++i) next.value[i] += p_.value_stride_head;
   }
 
  private:

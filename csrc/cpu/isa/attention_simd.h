@@ -1,15 +1,14 @@
-// Vectors for the attention kernels: one native width per instruction set,
-// loads that widen f16 and bf16, a register transpose, exp and tanh.
+// Vectors for the attention kernels: one native width per instruction set, loads that widen f16 and bf16, a
+// register transpose, exp and tanh.
 //
-// Internal linkage throughout: a comdat copy made with AVX flags could be the
-// one the linker keeps for everybody.
+// Internal linkage throughout: a comdat copy made with AVX flags could be the one the linker keeps for
+// everybody.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 #if defined(__SSE2__)
-// GCC 12 calls its own _mm512_undefined_ps() uninitialized wherever it is
-// inlined.
+// GCC 12 calls its own _mm512_undefined_ps() uninitialized wherever it is inlined.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -120,8 +119,7 @@ INFERX_INLINE float hmax(V v) {
 #endif
 }
 
-// ---- cache elements
-// --------------------------------------------------------------------------------------
+// ---- cache elements -------------------------------------------------------------------------------------
 struct F16 {
   uint16_t bits;
 };
@@ -137,8 +135,7 @@ INFERX_INLINE float widen(BF16 x) {
   return f;
 }
 INFERX_INLINE float widen(F16 x) {
-  // Exponent and mantissa moved in place, then scaled by 2^112: exact for
-  // normal and subnormal alike.
+  // Exponent and mantissa moved in place, then scaled by 2^112: exact for normal and subnormal alike.
   uint32_t magnitude = (uint32_t)(x.bits & 0x7fff) << 13, sign = (uint32_t)(x.bits & 0x8000) << 16;
   float f;
   memcpy(&f, &magnitude, 4);
@@ -180,8 +177,7 @@ INFERX_INLINE V vload(const F16* p) {
 #endif
 }
 
-// Words that hold two neighbouring elements each -> the even and the odd
-// elements.
+// Words that hold two neighbouring elements each -> the even and the odd elements.
 INFERX_INLINE void vsplit(V words, V* even, V* odd, BF16) {
   *even = vfloat(vbits(words) << 16);
   *odd = vfloat(vbits(words) & (int32_t)0xffff0000);
@@ -204,8 +200,8 @@ INFERX_INLINE void vsplit(V words, V* even, V* odd, F16) {
 #endif
 }
 
-// Eight elements, the upper lanes 0: the end of a row whose length is 8
-// modulo 16.  Only 16-lane builds need it.
+// Eight elements, the upper lanes 0: the end of a row whose length is 8 modulo 16.  Only 16-lane builds
+// need it.
 #if defined(__AVX512F__)
 INFERX_INLINE V vload_low8(const float* p) { return _mm512_zextps256_ps512(_mm256_loadu_ps(p)); }
 INFERX_INLINE V vload_low8(const F16* p) {
@@ -224,8 +220,7 @@ INFERX_INLINE V vload_low8(const T* p) {
 INFERX_INLINE void vstore_low8(float* p, V v) { vstore(p, v); }
 #endif
 
-// ---- transpose of kWidth vectors
-// -------------------------------------------------------------------------
+// ---- transpose of kWidth vectors ------------------------------------------------------------------------
 #if defined(__AVX512F__)
 INFERX_INLINE void vtranspose(V* v) {
   __m512 t[16];
@@ -282,14 +277,11 @@ INFERX_INLINE void vtranspose(V* v) {
 }
 #endif
 
-// ---- exp, tanh
-// -------------------------------------------------------------------------------------------
-// exp for x <= 88: x = n ln2 + r with |r| <= ln2/2, a degree-6 polynomial in r,
-// scaled by 2^n.  At most 1 ulp off, 0 below exp(-87); exp(0) = 1, exp(-inf) =
-// 0, NaN stays NaN.
+// ---- exp, tanh ------------------------------------------------------------------------------------------
+// exp for x <= 88: x = n ln2 + r with |r| <= ln2/2, a degree-6 polynomial in r, scaled by 2^n.  At most 1
+// ulp off, 0 below exp(-87); exp(0) = 1, exp(-inf) = 0, NaN stays NaN.
 INFERX_INLINE V vexp(V x) {
-  const V shift = vset(0x1.8p23f);  // adding it rounds to an integer, kept in
-                                    // the low mantissa bits
+  const V shift = vset(0x1.8p23f);  // adding it rounds to an integer, which the low mantissa bits keep
   const V biased = vfma(x, vset(1.44269504088896341f), shift);
   const V n = biased - shift;
   V r = vfma(n, vset(-0.693359375f), x);  // exact: the constant has 10 bits
@@ -309,8 +301,7 @@ INFERX_INLINE V vexp(V x) {
 #endif
 }
 
-// tanh to about 2 ulp: an odd polynomial below 0.625, (1 - exp(-2|x|)) / (1 +
-// exp(-2|x|)) above.
+// tanh to about 2 ulp: an odd polynomial below 0.625, (1 - exp(-2|x|)) / (1 + exp(-2|x|)) above.
 INFERX_INLINE V vtanh(V x) {
   VI sign = vbits(x) & (int32_t)0x80000000;
   V a = vfloat(vbits(x) ^ sign);

@@ -1,16 +1,15 @@
-// The inner loops of attention over one tile of kAttentionTile keys: packing K
-// and V, scores, and the weighted sum of V.  Each output of each loop is one
-// chain of fused multiply-adds in a fixed order (over head_dim for a score,
-// over keys for the sum), whatever the register blocking: blocking and row
-// count never change a bit.
+// The inner loops of attention over one tile of kAttentionTile keys: packing K and V, scores, and the
+// weighted sum of V.  Each output of each loop is one chain of fused multiply-adds in a fixed order (over
+// head_dim for a score, over keys for the sum), whatever the register blocking: blocking and row count
+// never change a bit.
 #pragma once
 #include "cpu/isa/attention_cache.h"
 
 namespace inferx::cpu::INFERX_ISA {
 namespace {
 
-// Register blocks, rows x vectors.  32 registers hold 12x2 (scores) and 6x4
-// (values) accumulators, 16 hold 6x2.
+// Register blocks, rows x vectors.  32 registers hold 12x2 (scores) and 6x4 (values) accumulators, 16 hold
+// 6x2.
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 12, kFusedRows = 6, kValueRows = 6, kValueVecs = 4;
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -21,14 +20,13 @@ constexpr int kScoreRows = 4, kFusedRows = 4, kValueRows = 4, kValueVecs = 2;
 constexpr int kPanel = 2 * kWidth;  // keys per panel of the packed K tile
 static_assert(kTile % kPanel == 0, "a tile is a whole number of panels");
 
-// Loads after it are done anew.  GCC would rather load once what two unrolled
-// bodies share, and then spill it.
+// Loads after it are done anew.  GCC would rather load once what two unrolled bodies share, and then spill
+// it.
 #define INFERX_KEEP_LOADS() asm volatile("" ::: "memory")
 
-// Reads the kPanel rows of a panel by columns: calls use(group, d, column) for
-// d in ascending order, `column` holding element d of rows [group * kWidth,
-// (group + 1) * kWidth).  16-bit elements are transposed in pairs, which halves
-// the shuffles.
+// Reads the kPanel rows of a panel by columns: calls use(group, d, column) for d in ascending order,
+// `column` holding element d of rows [group * kWidth, (group + 1) * kWidth).  16-bit elements are
+// transposed in pairs, which halves the shuffles.
 template <class T, class Use>
 INFERX_INLINE void for_columns(const T* const* rows, Ahead<T>& shared_ahead, int64_t head_dim,
                                const Use& use) {
@@ -98,8 +96,7 @@ INFERX_NOINLINE void pack_panel(const T* const* rows, Ahead<T>& ahead, int64_t h
   });
 }
 
-// As pack_panel and score_block in one, for rows so few that a packed panel
-// would be read only once.
+// As pack_panel and score_block in one, for rows so few that a packed panel would be read only once.
 template <int kRows, class T>
 INFERX_NOINLINE void score_panel(const float* q, const T* const* rows, Ahead<T>& ahead, int64_t head_dim,
                                  float scale, float* scores) {
@@ -118,8 +115,8 @@ INFERX_NOINLINE void score_panel(const float* q, const T* const* rows, Ahead<T>&
   }
 }
 
-// V rows [begin, end) of the tile -> float32 [kTile][padded], the padding 0.
-// True if all of them are finite.
+// V rows [begin, end) of the tile -> float32 [kTile][padded], the padding 0. True if all of them are
+// finite.
 template <class T>
 INFERX_NOINLINE bool pack_values(const T* const* rows, Ahead<T>& shared_ahead, int begin, int end,
                                  int64_t head_dim, int64_t padded, float* packed) {
@@ -147,8 +144,7 @@ INFERX_NOINLINE bool pack_values(const T* const* rows, Ahead<T>& shared_ahead, i
   return hsum(probe) == 0.0f;
 }
 
-// scores[r][0..kPanel) = scale * q_r . k for kRows rows; q is
-// [head_dim][kScoreRows], k one panel.
+// scores[r][0..kPanel) = scale * q_r . k for kRows rows; q is [head_dim][kScoreRows], k one panel.
 template <int kRows>
 INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float scale,
                                  float* scores) {
@@ -172,8 +168,7 @@ INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t hea
   }
 }
 
-// acc[r][0..kVecs * kWidth) = alpha_r * acc[r] + sum over keys of
-// weights[r][key] * rows[key].
+// acc[r][0..kVecs * kWidth) = alpha_r * acc[r] + sum over keys of weights[r][key] * rows[key].
 template <int kRows, int kVecs, class T>
 INFERX_NOINLINE void value_block(const float* weights, const T* const* rows, Ahead<T>* ahead, int64_t d,
                                  int begin, int end, const float* alpha, float* acc, int64_t stride) {
