@@ -100,9 +100,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=ops.get_num_threads())
     parser.add_argument("--cold", type=int, default=128, help="MB of blocks between two uses of one")
     parser.add_argument("--max-mb", type=int, default=1200, help="leave out larger caches")
-    parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: 1 thread, busy machines"
-    )
+    parser.add_argument("--head-major", action="store_true", help="blocks as [heads, tokens, head_dim]")
+    parser.add_argument("--cpu-time", action="store_true", help="for one thread on a machine in use")
     parser.add_argument("--samples", type=int, default=7)
     arguments = parser.parse_args()
     if arguments.cpu_time and arguments.threads != 1:

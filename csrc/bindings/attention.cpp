@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/check.h"
+#include "cpu/attention_plan.h"
 #include "cpu/reshape_and_cache.h"
 
 namespace py = pybind11;
@@ -250,6 +251,34 @@ void merge_attn_states(const TensorRef& out, const py::object& out_lse_object, c
   cpu::merge_attn_states(p);
 }
 
+// For tests: how a batch would be cut, as (items, merges, partial_floats) of tuples in AttentionItem's order.
+py::tuple attention_plan(const TensorRef& cu_seqlens_q, const TensorRef& seq_lens, int64_t num_heads,
+                         int64_t num_kv_heads, int64_t head_dim, int64_t window, int threads) {
+  constexpr const char* op = "_attention_plan";
+  Sym batch{"batch"};
+  Arg(op, "seq_lens", seq_lens).on_cpu().dtype({DType::i32}).shape({batch}).contiguous();
+  Arg(op, "cu_seqlens_q", cu_seqlens_q).on_cpu().dtype({DType::i32}).shape({batch.value + 1}).contiguous();
+  cpu::AttentionParams p{};
+  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
+  p.seq_lens = seq_lens.ptr<int32_t>();
+  p.batch = batch.value;
+  p.num_heads = num_heads;
+  p.num_kv_heads = num_kv_heads;
+  p.head_dim = head_dim;
+  p.window = window;
+  p.cache_dtype = DType::f32;
+  const cpu::AttentionPlan plan = cpu::plan_attention(p, threads);
+  auto tuples = [](const std::vector<cpu::AttentionItem>& items) {
+    py::list list;
+    for (const cpu::AttentionItem& i : items) {
+      list.append(py::make_tuple(i.request, i.first_kv_head, i.num_kv_heads, i.first_query, i.num_queries,
+                                 i.first_split, i.end_split, i.partial));
+    }
+    return list;
+  };
+  return py::make_tuple(tuples(plan.items), tuples(plan.merges), plan.partial_floats);
+}
+
 }  // namespace
 
 void bind_attention(py::module_& m) {
@@ -259,6 +288,9 @@ void bind_attention(py::module_& m) {
         py::arg("key_cache"), py::arg("value_cache"), py::arg("block_tables"), py::arg("cu_seqlens_q"),
         py::arg("seq_lens"), py::arg("scale"), py::arg("window") = 0, py::arg("softcap") = 0.0,
         py::arg("sinks") = py::none());
+  m.def("_attention_plan", &attention_plan, py::arg("cu_seqlens_q"), py::arg("seq_lens"),
+        py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("window"),
+        py::arg("threads"));
   m.def("merge_attn_states", &merge_attn_states, py::arg("output"), py::arg("output_lse"),
         py::arg("prefix_output"), py::arg("prefix_lse"), py::arg("suffix_output"), py::arg("suffix_lse"));
 }

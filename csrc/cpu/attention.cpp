@@ -15,8 +15,8 @@ INFERX_SELECT_KERNELS(AttentionKernels, attention_kernels)
 
 namespace {
 
-// Below this many multiply-adds waking the other threads takes longer than the work.
-constexpr double kMinWorkPerThread = 1 << 17;
+// Multiply-adds (some 20 us) below which waking another thread costs more than it saves.
+constexpr double kMinWorkPerThread = 1 << 20;
 constexpr size_t kAlignment = 64;
 // Kept between calls up to this size; a step makes one call per layer, and fresh pages cost more than the
 // kernel on small ones.

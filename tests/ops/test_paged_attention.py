@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferx import ops
+from inferx import _C, ops
 
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_attention_reference import Batch, paged, random_requests, reference
@@ -373,6 +373,61 @@ def test_torch_op() -> None:
     expected, expected_lse = run(batch)
     assert torch.equal(out, expected)
     assert torch.equal(lse, expected_lse)
+
+
+# ---- how the work is cut ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("heads", [(9, 3), (64, 1), (8, 8), (300, 3)], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [MIXED, [(1, 9000)], [(3000, 3000)], [(1, 100)] * 40], ids=lambda x: str(x[0])
+)
+def test_plan_covers_the_work_once(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], window: int, threads: int
+) -> None:
+    split, record = 512, 64 + 16
+    cu_seqlens_q = int32(0, *torch.tensor([q for q, _ in lengths]).cumsum(0).tolist())
+    seq_lens = int32(*[s for _, s in lengths])
+    items, merges, partial_floats = _C._attention_plan(cu_seqlens_q, seq_lens, *heads, 64, window, threads)
+    group = heads[0] // heads[1]
+
+    done: dict[tuple[int, int, int], set[int]] = {}
+    partials: set[int] = set()
+    for request, head, num_heads, query, num_queries, first, end, partial in items:
+        assert partial >= 0 or (first, end) == bounds(lengths[request], query, num_queries, window, split)
+        for h in range(head, head + num_heads):
+            for q in range(query, query + num_queries):
+                seen = done.setdefault((request, h, q), set())
+                assert seen.isdisjoint(range(first, end)), "a split is done twice"
+                seen.update(range(first, end))
+        if partial >= 0:
+            size = (end - first) * num_heads * num_queries * group * record
+            assert partial + size <= partial_floats
+            assert partials.isdisjoint(range(partial, partial + size, record)), "two items write one partial"
+            partials.update(range(partial, partial + size, record))
+    assert len(partials) * record == partial_floats
+    assert {p for *_, p in merges} <= partials
+    expected = {
+        (b, h, q): set(range(*bounds(length, q, 1, window, split)))
+        for b, length in enumerate(lengths)
+        for h in range(heads[1])
+        for q in range(length[0])
+    }
+    assert done.keys() == expected.keys()
+    assert all(done[key] >= splits for key, splits in expected.items())
+    if threads == 1:
+        assert not merges
+    if lengths == [(1, 9000)] and not window and threads > 1:
+        assert len(items) >= min(2 * threads, 18 * heads[1])
+
+
+def bounds(length: tuple[int, int], query: int, num_queries: int, window: int, split: int) -> tuple[int, int]:
+    """The splits that some of these queries see."""
+    end = length[1] - length[0] + query + num_queries
+    begin = max(length[1] - length[0] + query + 1 - window, 0) if window else 0
+    return begin // split, max(-(-max(end, 0) // split), begin // split)
 
 
 # ---- merge_attn_states -----------------------------------------------------------------------------------

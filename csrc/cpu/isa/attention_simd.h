@@ -268,12 +268,14 @@ INFERX_INLINE void vtranspose(V* v) {
 }
 #else
 INFERX_INLINE void vtranspose(V* v) {
-  for (int i = 0; i < kWidth; ++i)
-    for (int j = i + 1; j < kWidth; ++j) {
-      float x = v[i][j];
-      v[i][j] = v[j][i];
-      v[j][i] = x;
-    }
+  const V low01 = __builtin_shuffle(v[0], v[1], VI{0, 4, 1, 5}),
+          high01 = __builtin_shuffle(v[0], v[1], VI{2, 6, 3, 7});
+  const V low23 = __builtin_shuffle(v[2], v[3], VI{0, 4, 1, 5}),
+          high23 = __builtin_shuffle(v[2], v[3], VI{2, 6, 3, 7});
+  v[0] = __builtin_shuffle(low01, low23, VI{0, 1, 4, 5});
+  v[1] = __builtin_shuffle(low01, low23, VI{2, 3, 6, 7});
+  v[2] = __builtin_shuffle(high01, high23, VI{0, 1, 4, 5});
+  v[3] = __builtin_shuffle(high01, high23, VI{2, 3, 6, 7});
 }
 #endif
 
