@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from inferx import LLM, SamplingParams
@@ -121,6 +123,39 @@ def test_a_batch_with_a_bad_prompt_runs_nothing(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"8192 tokens"):
         llm.generate({"prompt_token_ids": [1] * 9000}, GREEDY)
     assert llm.generate([], GREEDY) == []
+
+
+def test_what_is_no_prompt_is_refused(llm: LLM) -> None:
+    for prompts in (None, 5, b"hi", [b"hi"], [[True]], [[1.5]], [None], {"prompt_token_ids": "12"}):
+        with pytest.raises(InvalidRequestError, match="prompt"):
+            llm.generate(prompts, GREEDY)
+    for messages in ([{"role": "user"}], [{"content": "x"}], [[{"role": "user"}]]):
+        with pytest.raises(InvalidRequestError, match="messages"):
+            llm.chat(messages, GREEDY)
+
+
+def test_threads_and_nested_calls_share_the_engine(llm: LLM) -> None:
+    prompts = [f"Number {i} is" for i in range(6)]
+    expected = [llm.generate(p, GREEDY)[0].outputs[0].text for p in prompts]
+
+    def ask(prompt: str) -> str:
+        return llm.generate(prompt, GREEDY)[0].outputs[0].text
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, prompts)) == expected
+    streams = [llm.stream(p, GREEDY) for p in prompts[:2]]
+    texts = ["", ""]
+    while streams[0] is not None or streams[1] is not None:  # in turn, with another call between
+        for i, stream in enumerate(streams):
+            delta = None if stream is None else next(stream, None)
+            if delta is None:
+                streams[i] = None
+            else:
+                texts[i] += delta.outputs[0].text
+        if len(texts[0]) < 20:
+            assert ask(prompts[2]) == expected[2]
+    assert texts == expected[:2]
+    assert not llm.engine.has_work
 
 
 def test_construction_errors_name_the_option() -> None:

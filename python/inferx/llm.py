@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 from rich.progress import Progress
@@ -17,6 +19,8 @@ from inferx.loader.tokenizer import Tokenizer
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
 
+# Options that vLLM calls otherwise.
+VLLM_NAMES = {"num_gpu_blocks_override": "num_blocks"}
 # Text, token ids, or a mapping with "prompt" or "prompt_token_ids".
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
@@ -37,6 +41,9 @@ class LLM:
         self, model: str = DEFAULT_MODEL, *, show_progress: bool = False, **engine_args: Any
     ) -> None:
         known = set(EngineArgs.__struct_fields__)
+        for theirs, ours in VLLM_NAMES.items():
+            if theirs in engine_args:
+                engine_args.setdefault(ours, engine_args.pop(theirs))
         for name in engine_args:
             if name not in known:
                 raise InvalidRequestError(
@@ -46,6 +53,10 @@ class LLM:
         args.validate()
         self.engine = LLMEngine(args, show_progress=show_progress)
         self._ids = itertools.count()
+        # Several threads, and a stream with other calls between its items, may share the engine: whoever
+        # steps it puts what came out into the inbox of whoever asked for it.
+        self._lock = threading.RLock()
+        self._inboxes: dict[str, deque[RequestOutput | RequestFailedError]] = {}
 
     # ---- public --------------------------------------------------------------------------------
 
@@ -110,20 +121,15 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yield deltas of one completion; leaving the iterator early aborts the request."""
         _, ids = self._encode(prompt)
-        request_id = str(next(self._ids))
-        self.engine.add_request(request_id, ids, sampling_params or self.default_sampling_params())
+        request_id = self._add(ids, sampling_params or self.default_sampling_params())
         try:
-            while self.engine.has_work:
-                for finished_id, item in self.engine.step():
-                    if finished_id != request_id:
-                        continue
-                    if isinstance(item, RequestFailedError):
-                        raise item
-                    yield item
-                    if item.finished:
-                        return
+            finished = False
+            while not finished:
+                item = self._next(request_id)
+                finished = item.finished
+                yield item
         finally:
-            self.engine.abort(request_id)
+            self._remove(request_id)
 
     # ---- private -------------------------------------------------------------------------------
 
@@ -132,14 +138,20 @@ class LLM:
             return prompt, self.engine.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+                ids = prompt["prompt_token_ids"]
+                if not _is_token_ids(ids):
+                    raise InvalidRequestError(
+                        f"prompt_token_ids must be a sequence of integers, got {type(ids).__name__}",
+                        "prompts",
+                    )
+                return prompt.get("prompt"), list(ids)
             if isinstance(prompt.get("prompt"), str):
                 return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
             raise InvalidRequestError(
                 f"a prompt mapping needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}", "prompts"
             )
-        if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
-            return None, [int(t) for t in prompt]
+        if _is_token_ids(prompt):
+            return None, list(prompt)
         raise InvalidRequestError(
             f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", "prompts"
         )
@@ -157,30 +169,55 @@ class LLM:
             raise InvalidRequestError(
                 f"priority must have one entry per prompt ({len(prompts)}), got {len(priority)}", "priority"
             )
-        request_ids: list[str] = []
         merged: dict[str, RequestOutput] = {}
         try:
             for i, ((text, ids), p) in enumerate(zip(prompts, params, strict=True)):
-                request_id = str(next(self._ids))
-                self.engine.add_request(request_id, ids, p, priority=priority[i] if priority else 0)
-                request_ids.append(request_id)
+                request_id = self._add(ids, p, priority[i] if priority else 0)
                 merged[request_id] = RequestOutput.empty(request_id, text, ids, p.n)
             self._drain(merged, use_tqdm and len(prompts) > 1)
         finally:
-            for request_id in request_ids:
-                self.engine.abort(request_id)  # no-op for the finished
-        return [merged[r] for r in request_ids]
+            for request_id in merged:
+                self._remove(request_id)
+        return list(merged.values())
 
     def _drain(self, merged: dict[str, RequestOutput], show: bool) -> None:
         with Progress(disable=not (show and sys.stderr.isatty()), transient=True) as bar:
             task = bar.add_task("prompts", total=len(merged))
-            while self.engine.has_work:
-                for request_id, item in self.engine.step():
-                    if isinstance(item, RequestFailedError):
-                        raise item
-                    merged[request_id].add(item)
-                    if item.finished:
-                        bar.advance(task)
+            for request_id, output in merged.items():
+                while not output.finished:
+                    output.add(self._next(request_id))
+                bar.advance(task)
+
+    def _add(self, ids: list[int], params: SamplingParams, priority: int = 0) -> str:
+        request_id = str(next(self._ids))
+        with self._lock:
+            self.engine.add_request(request_id, ids, params, priority=priority)
+            self._inboxes[request_id] = deque()
+        return request_id
+
+    def _next(self, request_id: str) -> RequestOutput:
+        """The request's next delta, stepping the engine until there is one.  RequestFailedError."""
+        while True:
+            # Taken anew for each step, so that other threads get their turn.
+            with self._lock:
+                inbox = self._inboxes[request_id]
+                if inbox:
+                    item = inbox.popleft()
+                    break
+                if not self.engine.has_work:
+                    raise RequestFailedError(f"request {request_id} is not running any more")
+                for owner, output in self.engine.step():
+                    if owner in self._inboxes:
+                        self._inboxes[owner].append(output)
+        if isinstance(item, RequestFailedError):
+            raise item
+        return item
+
+    def _remove(self, request_id: str) -> None:
+        """Forget a request; it is aborted when it still runs."""
+        with self._lock:
+            self.engine.abort(request_id)
+            self._inboxes.pop(request_id, None)
 
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -197,11 +234,22 @@ class LLM:
         return list(params)
 
 
+def _is_token_ids(value: Any) -> TypeGuard[Sequence[int]]:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes, bytearray))
+        and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
+    )
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt may be given bare; a list of ints is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(t, int) for t in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequestError(
+            f"prompts must be a prompt or a sequence of prompts, got {type(prompts).__name__}", "prompts"
+        )
+    if prompts and _is_token_ids(prompts):
+        return [prompts]
+    return list(prompts)  # type: ignore[arg-type]

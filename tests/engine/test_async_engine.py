@@ -104,6 +104,9 @@ async def test_leaving_a_stream_aborts_the_request(engine: AsyncEngine) -> None:
 
 async def test_refusals_disturb_nobody(engine: AsyncEngine) -> None:
     running = asyncio.create_task(collect(engine, "long", [1, 2], greedy(100)))
+    await asyncio.sleep(0)  # it is sent
+    with pytest.raises(InvalidRequestError, match="in use"):
+        await collect(engine, "long", [1], greedy(3))
     for prompt, params, field in (
         ([], greedy(3), "prompt"),
         ([999], greedy(3), "prompt"),
@@ -111,19 +114,20 @@ async def test_refusals_disturb_nobody(engine: AsyncEngine) -> None:
         ([1] * 512, greedy(3), "prompt"),
         ([1], greedy(3, logit_bias={9999: 1.0}), "logit_bias"),
         ([1], SamplingParams(temperature=-1.0), "temperature"),
-        ([1], greedy(3, n=100), "n"),  # refused by the scheduler, in the other process
+        ([1], greedy(3, n=100), "n"),
+        ([1], greedy(3, min_tokens=2, allowed_token_ids=[257]), "allowed_token_ids"),
+        ([1], greedy(3, allowed_token_ids=[7], bad_words=["("]), "allowed_token_ids"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
             await collect(engine, "bad", prompt, params)
         assert caught.value.param == field
-    with pytest.raises(InvalidRequestError, match="in use"):
-        await collect(engine, "long", [1], greedy(3))
     assert len((await running).outputs[0].token_ids) == 100
     await wait_idle(engine)
 
 
 async def test_a_dead_process_is_noticed(engine: AsyncEngine) -> None:
     assert engine.is_healthy() == (True, "ok")
+    os.kill(engine.process_id, signal.SIGSTOP)  # or it would be done before it dies
     running = [asyncio.create_task(collect(engine, f"r{i}", [i + 1], greedy(500))) for i in range(3)]
     await asyncio.sleep(0.1)
     os.kill(engine.process_id, signal.SIGKILL)
@@ -133,6 +137,9 @@ async def test_a_dead_process_is_noticed(engine: AsyncEngine) -> None:
     healthy, reason = engine.is_healthy()
     assert not healthy
     assert "signal 9" in reason
+    assert "signal 9" in engine.failure
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
     with pytest.raises(EngineDeadError):
         await collect(engine, "late", [1], greedy(3))
 
@@ -155,9 +162,11 @@ async def test_health_means_progress(tiny: Path) -> None:
 async def test_the_process_ends_with_its_parent(tiny: Path) -> None:
     engine = AsyncEngine(args(tiny))
     await engine.start()
-    process = engine._process
+    process, directory = engine._process, Path(engine._directory)
+    assert engine.stats().num_free_blocks == 128
     process.stdin.close()  # what the kernel does when the front end is killed
     assert await asyncio.wait_for(process.wait(), 5) == 1
+    assert not directory.exists()
     await engine.shutdown()
 
 

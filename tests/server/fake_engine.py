@@ -82,6 +82,7 @@ class FakeEngine:
     def __init__(self, max_model_len: int = 512) -> None:
         self.tokenizer = make_tokenizer()
         self.model_name = "fake-model"
+        self.failure: str | None = None
         self.max_model_len = max_model_len
         self.vocab_size = self.tokenizer.vocab_size + 8  # a padded embedding table
         self.generation_config: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "eos_token_id": 3}
@@ -89,6 +90,7 @@ class FakeEngine:
             self.tokenizer,
             vocab_size=self.vocab_size,
             max_model_len=max_model_len,
+            max_num_seqs=64,
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
         self.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -65,7 +66,18 @@ def app(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+# Options whose flag is not their name with dashes.
+FLAGS = {
+    "num_blocks": "--num-gpu-blocks-override",
+    "num_threads": "--threads",
+    "kv_cache_memory_bytes": "--kv-cache-memory",
+}
+_OPTION = re.compile(rf"\b(?:{'|'.join(FLAGS)})\b")
+
+
 def _fail(message: str) -> int:
+    """Print an error, options by the names they have on the command line."""
+    message = _OPTION.sub(lambda match: FLAGS[match[0]], message)
     print(f"inferx: error: {message}", file=sys.stderr)
     return 1
 

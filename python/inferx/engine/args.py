@@ -8,6 +8,7 @@ from inferx.errors import InvalidRequestError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+MAX_THREADS = 1024
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,10 +42,20 @@ class EngineArgs(msgspec.Struct, kw_only=True):
         _one_of("dtype", self.dtype, WEIGHT_DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "num_threads"):
+        # A prompt token and one generated are the least.
+        for name, least in (
+            ("max_model_len", 2),
+            ("num_blocks", 1),
+            ("kv_cache_memory_bytes", 1),
+            ("num_threads", 1),
+        ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} must be at least 1, got {value}", name)
+            if value is not None and value < least:
+                raise InvalidRequestError(f"{name} must be at least {least}, got {value}", name)
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise InvalidRequestError(
+                f"num_threads must be at most {MAX_THREADS}, got {self.num_threads}", "num_threads"
+            )
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             value = getattr(self, name)
             if value < 1:

@@ -81,6 +81,7 @@ class AsyncEngine:
         self._stats = EngineStats()
         self._last_progress = time.monotonic()
         self._dead: str | None = None
+        self.failure: str | None = None  # why the engine ended by itself
         self._closing = False
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,7 +110,12 @@ class AsyncEngine:
             show_progress=self.show_progress,
         )
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "inferx.engine.process", stdin=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "inferx.engine.process",
+            stdin=asyncio.subprocess.PIPE,
+            # Out of the terminal's process group: Ctrl-C is for the front end to handle.
+            start_new_session=True,
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(options) + b"\n")
@@ -123,9 +129,11 @@ class AsyncEngine:
             self.tokenizer,
             vocab_size=self.info.vocab_size,
             max_model_len=self.info.max_model_len,
+            max_num_seqs=self.info.max_num_seqs,
             eos_token_ids=self.config.eos_token_ids,
         )
         self.outputs = OutputProcessor(self.tokenizer)
+        self._stats = self._idle_stats()
         self._last_progress = time.monotonic()
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_process())]
 
@@ -317,12 +325,27 @@ class AsyncEngine:
         if not self._closing:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("the engine process has ended (%s)", how)
-            self._fail_all(f"the engine process has ended ({how})")
+            self.failure = f"the engine process has ended ({how})"
+            self._fail_all(self.failure)
 
     def _fail_all(self, reason: str) -> None:
         self._dead = self._dead or reason
+        self._stats = self._idle_stats()
         for queue in self._queues.values():
             queue.put_nowait(EngineDeadError(self._dead))
+
+    def _idle_stats(self) -> EngineStats:
+        """The latest counters with the gauges of an engine that runs nothing."""
+        blocks = 0 if self.info is None else self.info.num_blocks
+        return msgspec.structs.replace(
+            self._stats,
+            num_running=0,
+            num_waiting=0,
+            num_blocks=blocks,
+            num_free_blocks=blocks,
+            num_cached_blocks=0,
+            kv_cache_usage=0.0,
+        )
 
     def _check_alive(self) -> None:
         if self._dead is not None:

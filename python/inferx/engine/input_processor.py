@@ -16,15 +16,23 @@ from inferx.sampling_params import SamplingParams
 class InputProcessor:
     """Validates and completes requests for one model.
 
-    vocab_size: width of the logits.  max_model_len: prompt plus output, in tokens.
+    vocab_size: width of the logits.  max_model_len: prompt plus output, in tokens.  max_num_seqs: most
+    samples that run at once, so the most that one request may ask for.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        eos_token_ids: tuple[int, ...],
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self.eos_token_ids = sorted(set(eos_token_ids) | set(tokenizer.eos_token_ids))
 
     def make_request(
@@ -43,6 +51,11 @@ class InputProcessor:
         params = msgspec.structs.replace(params, eos_token_ids=self.eos_token_ids)
         if params.bad_words:
             params.bad_words_token_ids = encode_bad_words(params.bad_words, self.tokenizer)
+        if params.n > self.max_num_seqs:
+            raise InvalidRequestError(
+                f"n must be at most max_num_seqs ({self.max_num_seqs}), got {params.n}", "n"
+            )
+        _check_allowed_tokens(params)
         room = self.max_model_len - len(prompt_token_ids)
         if params.max_tokens is None or params.max_tokens > room:
             params.max_tokens = room
@@ -72,3 +85,18 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"prompt token ids must be from 0 to {self.vocab_size - 1}, got {bad}", "prompt"
             )
+
+
+def _check_allowed_tokens(params: SamplingParams) -> None:
+    """Some allowed token must be possible as the first one, whatever the model says."""
+    if params.allowed_token_ids is None:
+        return
+    banned = {ids[0] for ids in params.bad_words_token_ids or [] if len(ids) == 1}
+    if params.min_tokens > 0:
+        banned.update(params.stop_token_ids, params.eos_token_ids)
+    if banned.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError(
+            "allowed_token_ids must leave a token that bad_words and min_tokens (no end token yet) do not "
+            f"exclude, got {params.allowed_token_ids[:10]}",
+            "allowed_token_ids",
+        )

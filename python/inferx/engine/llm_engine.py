@@ -30,6 +30,7 @@ class LLMEngine:
             self.tokenizer,
             vocab_size=self.core.info.vocab_size,
             max_model_len=self.core.info.max_model_len,
+            max_num_seqs=self.core.info.max_num_seqs,
             eos_token_ids=self.core.model.config.eos_token_ids,
         )
         self.outputs = OutputProcessor(self.tokenizer)

@@ -55,11 +55,16 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
         weight_bytes=packed_weight_bytes(checkpoint, args.dtype),
         max_model_len=max_model_len,
     )
+    text = f"{checkpoint.path.name}\n{plan.table()}"
+    if plan.kv_tokens < max_model_len:
+        # What is announced must be what can be had: no request could ever use more than the whole pool.
+        text += f"\n  the context is lowered from {max_model_len:,} tokens to what the KV cache holds"
+        max_model_len = plan.kv_tokens
     console = Console(stderr=True, highlight=False)
     if show_progress:
-        console.print(f"{checkpoint.path.name}\n{plan.table()}", soft_wrap=True, markup=False)
+        console.print(text, soft_wrap=True, markup=False)
     else:
-        logger.info("memory plan of %s:\n%s", checkpoint.path.name, plan.table())
+        logger.info("memory plan of %s", text)
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         max_model_len=max_model_len,
@@ -79,6 +84,7 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
         architecture=model.config.architecture,
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=plan.kv_bytes_per_token,
+        max_num_seqs=args.max_num_seqs,
         load_seconds=time.monotonic() - started,
     )
     return LoadedModel(

@@ -114,11 +114,16 @@ def plan_memory(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
     )
+    if num_blocks < 1 and args.kv_cache_memory_bytes is not None:
+        raise MemoryBudgetError(
+            f"kv_cache_memory_bytes ({args.kv_cache_memory_bytes}) is less than one block of "
+            f"{args.block_size} tokens ({block_bytes} bytes): raise it, or lower block_size\n{plan.table()}"
+        )
     if num_blocks < 1 or plan.total + RESERVE > available:
         raise MemoryBudgetError(
             f"the model and its KV cache do not fit into the memory that is left:\n{plan.table()}\n"
-            "lower max_model_len, num_blocks or kv_cache_memory_bytes, use kv_cache_dtype float16, "
-            "or take a smaller model"
+            "lower num_blocks, kv_cache_memory_bytes, block_size, max_num_seqs or max_num_batched_tokens, "
+            "use kv_cache_dtype float16, or take a smaller model"
         )
     return plan
 

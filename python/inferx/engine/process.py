@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 
@@ -39,10 +41,11 @@ class LaunchOptions(msgspec.Struct):
 
 def main() -> int:
     """Run until Shutdown arrives or the front end goes away; the exit code."""
-    # Ctrl-C reaches the whole process group; the front end decides when to stop.
+    # The front end decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchOptions)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    sockets = Path(options.to_core.removeprefix("ipc://")).parent
+    threading.Thread(target=_exit_with_parent, args=(sockets,), daemon=True).start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
     inbox.connect(options.to_core)
@@ -115,10 +118,12 @@ def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -
     return True
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(sockets: Path) -> None:
     # Not through sys.stdin: a thread inside its lock would abort the interpreter's own exit.
     while os.read(0, 4096):
         pass
+    # A front end that was killed could not clean up.
+    shutil.rmtree(sockets, ignore_errors=True)
     os._exit(1)
 
 

@@ -40,6 +40,7 @@ class EngineInfo(msgspec.Struct):
     vocab_size: int
     block_size: int
     num_blocks: int
+    max_num_seqs: int
     architecture: str
     weight_bytes: int
     kv_bytes_per_token: int

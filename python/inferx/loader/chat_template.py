@@ -112,6 +112,8 @@ def normalise_messages(messages: Any, takes_parts: bool) -> list[dict[str, Any]]
                 f"messages[{index}]: expected an object with a string 'role'", "messages"
             )
         fields = {key: value for key, value in fields.items() if value is not None}
+        if "content" not in fields and not fields.get("tool_calls"):
+            raise InvalidRequestError(f"messages[{index}]: expected 'content'", "messages")
         if isinstance(fields.get("content"), list):
             texts = _text_parts(fields["content"], index)
             if not takes_parts:

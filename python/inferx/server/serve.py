@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from inferx.engine.args import EngineArgs
-from inferx.errors import InferxError
+from inferx.errors import EngineDeadError, InferxError
 from inferx.server.app import create_app
 from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
@@ -75,6 +75,9 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
             loop.add_signal_handler(number, server.stop)
         if not stopping.is_set():
             await server.serve(sockets=[sock])
+        if engine.failure is not None:
+            # A supervisor that restarts what failed must see that this did.
+            raise EngineDeadError(engine.failure)
     finally:
         for task in ending:
             task.cancel()

@@ -94,8 +94,8 @@ async def _chunks(
         while not started:
             yield KEEP_ALIVE
             started = await outputs.wait_first(keep_alive)
-        async for data in events:
-            yield event(data)
+        async for data in _with_pauses(events, keep_alive):
+            yield KEEP_ALIVE if data is None else event(data)
     except Exception as error:
         # The status is out already: the error travels as an event, as OpenAI clients expect it.
         yield event(as_api_error(error).body())
@@ -103,3 +103,25 @@ async def _chunks(
         await events.aclose()
         await outputs.aclose()
     yield DONE
+
+
+async def _with_pauses(
+    events: AsyncGenerator[dict[str, Any], None], seconds: float
+) -> AsyncGenerator[dict[str, Any] | None, None]:
+    """The events, and None whenever none came for that long (a preempted request, say)."""
+    pending = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait({pending}, timeout=seconds)
+            if not pending.done():
+                yield None
+                continue
+            try:
+                data = pending.result()
+            except StopAsyncIteration:
+                return
+            pending = asyncio.ensure_future(anext(events))
+            yield data
+    finally:
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
