@@ -375,6 +375,20 @@ def test_torch_op() -> None:
     assert torch.equal(lse, expected_lse)
 
 
+def test_torch_compile() -> None:
+    batch = paged(*random_requests([(5, 60), (1, 90)], 4, 2, 64, seed=20))
+    skip = torch.full((6,), -1)
+
+    def attend(query: torch.Tensor) -> Any:
+        first = ops.paged_attention(query * 2.0, *batch.arguments()[1:], 0.125, return_lse=True, window=7)
+        second = ops.paged_attention(query, *batch.arguments()[1:], 0.125)
+        ops.reshape_and_cache_flash(query[:, :2], query[:, 2:], batch.key_cache, batch.value_cache, skip)
+        return ops.merge_attn_states(*first, second, first[1], return_lse=True)
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert same(compiled(batch.query), attend(batch.query))
+
+
 # ---- how the work is cut ---------------------------------------------------------------------------------
 
 
