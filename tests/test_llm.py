@@ -116,7 +116,7 @@ def test_a_batch_with_a_bad_prompt_runs_nothing(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="at least one token"):
         llm.generate(["fine", {"prompt_token_ids": []}], GREEDY)
     assert not llm.engine.has_work
-    with pytest.raises(InvalidRequestError, match="one per prompt"):
+    with pytest.raises(InvalidRequestError, match="one for each of the 2 prompts"):
         llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(InvalidRequestError, match="prompt mapping"):
         llm.generate({"text": "a"}, GREEDY)
@@ -132,6 +132,20 @@ def test_what_is_no_prompt_is_refused(llm: LLM) -> None:
     for messages in ([{"role": "user"}], [{"content": "x"}], [[{"role": "user"}]]):
         with pytest.raises(InvalidRequestError, match="messages"):
             llm.chat(messages, GREEDY)
+
+
+def test_odd_arguments_are_refused_and_leave_nothing_behind(llm: LLM) -> None:
+    for params in ({"temperature": 0}, "x", [None], 5):
+        with pytest.raises(InvalidRequestError, match="sampling_params"):
+            llm.generate(["Hi"], params)
+    for priority in (["a", 1], [None, 1], [float("nan"), 1], [True, 1], 1, [1]):
+        with pytest.raises(InvalidRequestError, match="priority"):
+            llm.generate(["Hi", "Yo"], GREEDY, priority=priority)
+    for messages in (None, "x", 5):
+        with pytest.raises(InvalidRequestError, match="messages"):
+            llm.chat(messages, GREEDY)
+    assert not llm.engine.has_work
+    assert llm.generate({"prompt_token_ids": None, "prompt": "Hi"}, GREEDY)[0].finished
 
 
 def test_threads_and_nested_calls_share_the_engine(llm: LLM) -> None:
@@ -163,5 +177,16 @@ def test_construction_errors_name_the_option() -> None:
         LLM(max_len=5)
     with pytest.raises(InvalidRequestError, match="block_size must be a multiple of 8"):
         LLM(block_size=12)
+    for name, value in (
+        ("block_size", "a"),
+        ("max_model_len", 2.5),
+        ("max_model_len", 1),
+        ("max_num_seqs", None),
+        ("enable_prefix_caching", "no"),
+        ("seed", 1.5),
+        ("num_threads", 10**10),
+    ):
+        with pytest.raises(InvalidRequestError, match=name):
+            LLM(**{name: value})
     with pytest.raises(LoadError, match="no-such-model"):
         LLM("./no-such-model.gguf")

@@ -43,6 +43,15 @@ void reshape_and_cache_flash(const TensorRef& key, const TensorRef& value, const
       .last_dim_contiguous();
   Arg(op, "value", value).on_cpu().same_dtype("key", key).same_shape("key", key).last_dim_contiguous();
   Arg(op, "slot_mapping", slot_mapping).on_cpu().dtype({DType::i64}).shape({T}).contiguous();
+  // Keys and values may be interleaved in one buffer in ways that are hard to prove apart; never the same.
+  if (key_cache.data == value_cache.data && value_cache.numel() > 0) {
+    fail_expected(op, "value_cache", "memory apart from that of key_cache", "the same");
+  }
+  for (const auto& [cache_name, cache] :
+       {std::pair<const char*, const TensorRef&>{"key_cache", key_cache}, {"value_cache", value_cache}}) {
+    check_disjoint(op, cache_name, cache, "key", key);
+    check_disjoint(op, cache_name, cache, "value", value);
+  }
   const int64_t slots = key_cache.size(0) * key_cache.size(1);
   const int64_t* slot = slot_mapping.ptr<int64_t>();
   for (int64_t t = 0; t < T.value; ++t) {  // all of them before anything is written
@@ -153,7 +162,15 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
       .last_dim_contiguous()
       .not_self_overlapping();
   check_same_or_disjoint(op, "out", out, "query", query);
-  if (has_lse) Arg(op, "lse", lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
+  check_disjoint(op, "out", out, "key_cache", key_cache);
+  check_disjoint(op, "out", out, "value_cache", value_cache);
+  if (has_lse) {
+    Arg(op, "lse", lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
+    check_disjoint(op, "lse", lse, "out", out);
+    check_disjoint(op, "lse", lse, "query", query);
+    check_disjoint(op, "lse", lse, "key_cache", key_cache);
+    check_disjoint(op, "lse", lse, "value_cache", value_cache);
+  }
   if (has_sinks) Arg(op, "sinks", sinks).on_cpu().dtype({DType::f32}).shape({Hq}).contiguous();
   if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
   if (!(softcap >= 0 && softcap <= 3e38))
@@ -184,7 +201,8 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
   p.block_size = block_size;
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
-  p.window = window;
+  p.window =
+      std::min<int64_t>(window, INT32_MAX);  // seq_lens are int32: longer ones see all; sums stay in range
   p.sinks = has_sinks ? sinks.ptr<float>() : nullptr;
   p.out = out.ptr<float>();
   p.out_stride_token = out.stride(0);
@@ -222,6 +240,9 @@ void merge_attn_states(const TensorRef& out, const py::object& out_lse_object, c
     Arg(op, "output_lse", out_lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
     check_same_or_disjoint(op, "output_lse", out_lse, "prefix_lse", prefix_lse);
     check_same_or_disjoint(op, "output_lse", out_lse, "suffix_lse", suffix_lse);
+    check_disjoint(op, "output_lse", out_lse, "output", out);
+    check_disjoint(op, "output_lse", out_lse, "prefix_output", prefix);
+    check_disjoint(op, "output_lse", out_lse, "suffix_output", suffix);
   }
   cpu::MergeStatesParams p{};
   p.prefix = prefix.ptr<float>();

@@ -105,6 +105,15 @@ void check_ndim(int64_t ndim) {
                         std::to_string(kMaxDims) + " are supported");
 }
 
+// A tensor with elements but without memory (torch's efficient zero tensors, a storage resized to nothing).
+void check_memory(const TensorRef& t) {
+  if (t.data || t.device_type < 0) return;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return;
+  }
+  throw py::value_error("a tensor that has elements but no memory");
+}
+
 void load_from_attributes(py::handle object, const Torch& torch, TensorRef& t) {
   py::tuple shape = object.attr("shape"), strides = object.attr("stride")();
   check_ndim(static_cast<int64_t>(shape.size()));
@@ -136,6 +145,7 @@ bool load_tensor(PyObject* object, TensorRef& t) {
   if (type != torch.tensor_type && type != torch.parameter_type) return false;
   if (!torch.api) {
     load_from_attributes(object, torch, t);
+    check_memory(t);
     return true;
   }
   dlpack::Tensor view;
@@ -148,6 +158,7 @@ bool load_tensor(PyObject* object, TensorRef& t) {
   t.dtype = from_dlpack(view.dtype);
   t.device_type = view.device.type;
   t.device_id = view.device.id;
+  check_memory(t);
   return true;
 }
 

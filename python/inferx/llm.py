@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
-import msgspec
 from rich.progress import Progress
 
 from inferx.engine.args import DEFAULT_MODEL, EngineArgs
@@ -100,6 +99,11 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise InvalidRequestError(
+                f"messages must be a list of messages, or of such lists, got {type(messages).__name__}",
+                "messages",
+            )
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts = [
@@ -137,7 +141,7 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self.engine.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
+            if prompt.get("prompt_token_ids") is not None:
                 ids = prompt["prompt_token_ids"]
                 if not _is_token_ids(ids):
                     raise InvalidRequestError(
@@ -148,7 +152,7 @@ class LLM:
             if isinstance(prompt.get("prompt"), str):
                 return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
             raise InvalidRequestError(
-                f"a prompt mapping needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}", "prompts"
+                f"a prompt mapping needs 'prompt' or 'prompt_token_ids', got keys {list(prompt)}", "prompts"
             )
         if _is_token_ids(prompt):
             return None, list(prompt)
@@ -165,9 +169,9 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         params = self._params_list(sampling_params, len(prompts))
-        if priority is not None and len(priority) != len(prompts):
+        if priority is not None and (not isinstance(priority, Sequence) or len(priority) != len(prompts)):
             raise InvalidRequestError(
-                f"priority must have one entry per prompt ({len(prompts)}), got {len(priority)}", "priority"
+                f"priority must have one entry per prompt ({len(prompts)}), got {priority!r}", "priority"
             )
         merged: dict[str, RequestOutput] = {}
         try:
@@ -225,10 +229,11 @@ class LLM:
         if params is None:
             params = self.default_sampling_params()
         if isinstance(params, SamplingParams):
-            return [msgspec.structs.replace(params) for _ in range(count)]
-        if len(params) != count:
+            return [params] * count
+        if not isinstance(params, Sequence) or isinstance(params, str) or len(params) != count:
+            got = len(params) if isinstance(params, (list, tuple)) else repr(params)
             raise InvalidRequestError(
-                f"sampling_params must be one object or one per prompt ({count}), got {len(params)}",
+                f"sampling_params must be SamplingParams, or one for each of the {count} prompts, got {got}",
                 "sampling_params",
             )
         return list(params)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.core_harness import EOS, assert_idle, drive, make_core, request, save_tiny_llama
+from tests.engine.core_harness import EOS, Answer, assert_idle, drive, make_core, request, save_tiny_llama
 
 from inferx.engine.core import EngineCore
 from inferx.errors import InvalidRequestError
@@ -128,6 +128,39 @@ def test_failing_block_copies_end_those_in_the_step(tiny: Path, monkeypatch: pyt
     assert_idle(core)
     monkeypatch.setattr(core.runner, "copy_blocks", copy)
     assert drive(core, [(0, request("again", [1] * 21, greedy(8, n=2)))]).answers == expected
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+def test_an_interrupt_loses_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Ctrl-C in the middle of a step: the step is planned anew, and answers are the same."""
+    requests = [request(f"r{i}", [i + 1] * (9 + 6 * i), greedy(6, n=1 + i % 2)) for i in range(4)]
+    expected = drive(make_core(tiny, max_num_batched_tokens=24), [(0, r) for r in requests]).answers
+    core = make_core(tiny, max_num_batched_tokens=24)
+    forward, calls = core.model.forward, 0
+
+    def interrupted(*args: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        hidden = forward(*args)
+        if calls == call:
+            raise KeyboardInterrupt
+        return hidden
+
+    monkeypatch.setattr(core.model, "forward", interrupted)
+    for r in requests:
+        core.add_request(r)
+    answers = {key: Answer() for key in expected}
+    interrupts = 0
+    while core.has_work:
+        try:
+            for output in core.step():
+                answers[output.request_id, output.index].take(output)
+        except KeyboardInterrupt:
+            interrupts += 1
+        core.scheduler.check_invariants()
+    assert interrupts == 1
+    assert answers == expected
+    assert_idle(core)
 
 
 def test_nan_logits_end_the_request_with_an_error(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

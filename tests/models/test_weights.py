@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_harness import PagedRunner, check_against_oracle, load, oracle_logits, prompt, save, tiny_model
+from model_harness import (
+    LOGIT_TOLERANCE,
+    PagedRunner,
+    check_against_oracle,
+    load,
+    oracle_logits,
+    prompt,
+    save,
+    tiny_model,
+)
 from safetensors.torch import load_file, save_file
 from test_families import HEADS, gemma3, llama, phi3
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from inferx.errors import LoadError
 from inferx.loader import RawTensor, open_checkpoint
@@ -141,10 +150,17 @@ def test_tied_head_is_one_weight(tmp_path: Path) -> None:
     one, two = load(save(tied, tmp_path / "tied")), load(save(untied, tmp_path / "untied"))
     table = tied.get_input_embeddings().weight
     assert two.weight_bytes - one.weight_bytes >= table.numel() * 4
-    # A head stored beside a tied table is not used, and is no stray tensor.
-    stored = edited(tied, tmp_path / "both", lambda t: t.update({"lm_head.weight": torch.zeros(table.shape)}))
+    # A copy of the table stored as the head is no stray tensor, and no second weight.
     ids = prompt(9)
-    assert torch.equal(PagedRunner(load(stored)).whole(ids), PagedRunner(one).whole(ids))
+    copied = load(edited(tied, tmp_path / "copy", lambda t: t.update({"lm_head.weight": table.clone()})))
+    assert copied.weight_bytes == one.weight_bytes
+    assert torch.equal(PagedRunner(copied).whole(ids), PagedRunner(one).whole(ids))
+    # Another head counts, as in transformers.
+    head = edited(tied, tmp_path / "head", lambda t: t.update({"lm_head.weight": table.flip(0)}))
+    oracle = AutoModelForCausalLM.from_pretrained(head, dtype=torch.float32).eval()
+    assert torch.allclose(
+        PagedRunner(load(head)).whole(ids), oracle_logits(oracle, ids), atol=LOGIT_TOLERANCE
+    )
 
 
 def test_progress_counts_stored_bytes(oracle: PreTrainedModel, tmp_path: Path) -> None:

@@ -116,3 +116,26 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(Path(__file__))!r}]))
 """
     result = run_python(code, INFERX_NO_DLPACK_API="1")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_elements_without_memory_are_refused() -> None:
+    weight = torch.ones(16)
+    with pytest.raises(ValueError, match="no memory"):
+        ops.rms_norm(torch._efficientzerotensor((4, 16)), weight, 1e-6)
+    freed = torch.ones(4, 16)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="no memory"):
+        ops.rms_norm(freed, weight, 1e-6)
+    assert ops.rms_norm(torch.empty(0, 16), weight, 1e-6).shape == (0, 16)
+
+
+def test_ops_are_seen_by_whoever_records_them() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, weight = torch.randn(3, 16), torch.rand(16)
+    expected = ops.rms_norm(x, weight, 1e-6)
+    graph = make_fx(lambda a: ops.rms_norm(a, weight, 1e-6))(x)
+    assert "inferx.rms_norm" in graph.code
+    assert torch.equal(graph(x), expected)
+    traced = torch.jit.trace(lambda a: ops.rms_norm(a, weight, 1e-6), x)
+    assert torch.equal(traced(x), expected)

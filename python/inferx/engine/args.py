@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import msgspec
 
 from inferx.errors import InvalidRequestError
@@ -38,7 +40,13 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     num_threads: int | None = None
 
     def validate(self) -> None:
-        """Raise InvalidRequestError naming the first option that is out of range."""
+        """Raise InvalidRequestError naming the first option of a wrong type or out of range."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            try:
+                msgspec.convert(value, _TYPES[name], strict=True)
+            except msgspec.ValidationError as error:
+                raise InvalidRequestError(f"{name}: {error}, got {value!r}", name) from None
         _one_of("dtype", self.dtype, WEIGHT_DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
@@ -81,3 +89,6 @@ class EngineArgs(msgspec.Struct, kw_only=True):
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidRequestError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", name)
+
+
+_TYPES = get_type_hints(EngineArgs)

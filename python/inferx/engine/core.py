@@ -91,9 +91,13 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """Compute one batch; a message for every sample that got a token or ended."""
         plan = self.scheduler.schedule()
-        self._charge_start(plan, time.monotonic())
-        results, failed = self._execute(plan)
-        self._charge_end(plan, time.monotonic())
+        try:
+            self._charge_start(plan, time.monotonic())
+            results, failed = self._execute(plan)
+            self._charge_end(plan, time.monotonic())
+        except BaseException:  # Ctrl-C in the middle: as if the step had not been
+            self.scheduler.abandon()
+            raise
         updates = self.scheduler.update(plan, [_as_update(r) for r in results])
         outputs = [
             self._on_update(update, result)

@@ -46,6 +46,14 @@ class InputProcessor:
         arrival_time: float | None = None,
     ) -> EngineRequest:
         """Raise InvalidRequestError naming the field, or return the request for the engine."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params"
+            )
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise InvalidRequestError(f"cache_salt must be a string, got {cache_salt!r}", "cache_salt")
         self.check_prompt(prompt_token_ids)
         params.validate(self.vocab_size)
         params = msgspec.structs.replace(params, eos_token_ids=self.eos_token_ids)

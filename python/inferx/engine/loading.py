@@ -18,6 +18,7 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.memory import MemoryPlan, packed_weight_bytes, plan_memory, resolve_max_model_len
 from inferx.engine.wire import EngineInfo
+from inferx.errors import InferxError, LoadError
 from inferx.loader import Checkpoint, load_tokenizer, open_checkpoint
 from inferx.models import build_model
 from inferx.models.decoder import Decoder
@@ -43,10 +44,21 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
     show_progress: print the memory table to standard error, and a progress bar where that is a terminal.
     Raises LoadError, MemoryBudgetError (before any weight is read) or InvalidRequestError.
     """
-    started = time.monotonic()
     args.validate()
     set_threads(args.num_threads)
     checkpoint = open_checkpoint(args.model)
+    try:
+        return _load(checkpoint, args, show_progress=show_progress)
+    except InferxError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        # Absurd values of a configuration (a factor of 1e308, a context of 1) surface where they are used.
+        message = f"{checkpoint.path}: the configuration cannot be used: {type(error).__name__}: {error}"
+        raise LoadError(message) from error
+
+
+def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
+    started = time.monotonic()
     config = checkpoint.config
     max_model_len = resolve_max_model_len(config, args.max_model_len)
     plan = plan_memory(
@@ -106,7 +118,10 @@ def _read_weights(checkpoint: Checkpoint, dtype: str, console: Console, *, show:
 
 def set_threads(requested: int | None) -> None:
     """The same number of threads for our kernels and torch's: they share one OpenMP runtime."""
-    count = requested or int(os.environ.get("OMP_NUM_THREADS", 0)) or _physical_cores()
+    count = requested
+    if count is None:
+        # What OpenMP made of the variable, which may be a list, or nonsense.
+        count = ops.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else _physical_cores()
     ops.set_num_threads(count)
     torch.set_num_threads(count)
 

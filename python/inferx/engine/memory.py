@@ -17,6 +17,7 @@ GIB = 1 << 30
 # Default ceiling of the KV pool.  Pages are only taken when first written, but a pool that the
 # machine could not hold when full would end in the kernel's OOM killer.
 DEFAULT_KV_CEILING = 4 * GIB
+MAX_CONTEXT = 2**31 - 1  # positions are int32 in the kernels
 # Left for Python, torch and the allocator.
 RESERVE = 256 << 20
 KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -167,7 +168,7 @@ def context_limit(config: ModelConfig) -> int:
     """
     rope = config.rope
     if rope.rope_type in ("linear", "dynamic") and rope.original_max_position_embeddings is None:
-        return int(config.max_position_embeddings * rope.factor)
+        return int(min(config.max_position_embeddings * rope.factor, MAX_CONTEXT))
     return config.max_position_embeddings
 
 

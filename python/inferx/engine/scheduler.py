@@ -146,13 +146,15 @@ class Scheduler:
 
         root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
         priority = request.priority if config.policy == "priority" else 0
+        if not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
         try:
             added = Request(request, root, priority, self._num_arrived, config.max_seq_len)
         except (OverflowError, TypeError) as e:
             raise InvalidRequestError(f"prompt token ids must be int32 integers: {e}", "prompt") from e
         self._num_arrived += 1
-        self.requests[request.request_id] = added
         insort(self.waiting, added.sequences[0], key=ORDER)
+        self.requests[request.request_id] = added
         return added
 
     def abort(self, request_id: str) -> list[Sequence]:
@@ -371,6 +373,14 @@ class Scheduler:
         """Whether ``seq`` may come to need another block than it holds.  Its last token needs no K and V."""
         end = seq.num_prompt_tokens + seq.request.max_output_tokens
         return end - 1 > len(seq.block_table) * self.config.block_size
+
+    def abandon(self) -> None:
+        """The step that was planned did not happen; the next ``schedule`` plans anew.
+
+        Nothing is lost: positions only advance in ``update``, what the step wrote is written again, and
+        its block copies stay pending.
+        """
+        self._in_flight = None
 
     def check_invariants(self) -> None:
         """Raise BlockAccountingError when the books do not balance.  For tests, between calls; O(pool)."""

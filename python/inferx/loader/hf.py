@@ -43,7 +43,12 @@ class HFCheckpoint(Checkpoint):
         self.special_tokens = special_tokens(tokenizer_config)
         self.chat_template = chat_template(path, tokenizer_config)
         self._stored = open_weights(path)
-        config = model_config(raw_config, path / "config.json")
+        try:
+            config = model_config(raw_config, path / "config.json")
+        except (ArithmeticError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            # Whatever nonsense a field holds, it is the file's, not the reader's, fault.
+            message = f"{path / 'config.json'}: cannot be understood: {type(error).__name__}: {error}"
+            raise LoadError(message) from error
         self.config = self._with_token_ids(config, raw_config)
         self._sources: dict[str, Source] = {}
         self.tensors = self._canonical_tensors()

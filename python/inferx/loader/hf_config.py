@@ -217,7 +217,7 @@ def model_config(config: dict[str, Any], path: Path) -> ModelConfig:
         sliding_window=window,
         layer_types=layer_types,
         query_pre_attn_scalar=values.number("query_pre_attn_scalar") if gemma else None,
-        attn_logit_softcapping=values.optional_number("attn_logit_softcapping") if gemma else None,
+        # Gemma 3's attn_logit_softcapping is a left-over of Gemma 2 that transformers does not apply.
         final_logit_softcapping=values.optional_number("final_logit_softcapping") if gemma else None,
         embedding_scale=math.sqrt(hidden) if gemma else None,
         norm_weight_offset=1.0 if gemma else 0.0,

@@ -25,13 +25,14 @@ _SPACE = "\u2581"
 _SENTINEL = "\U0010fffd\U0010fffc\U0010fffd"
 # Reserved in chat templates: what the caller may not set through keyword arguments.
 _RESERVED = ("messages", "range")
+_MAX_EXTRA_IDS = 4096
 # Characters from which a text is worth the detour of a batch; see _encode.
 _LONG_TEXT = 4096
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The checkpoint's tokenizer with its chat template.  LoadError when it is missing or damaged."""
-    return Tokenizer(
+    tokenizer = Tokenizer(
         checkpoint.tokenizer_json(),
         bos_token_id=checkpoint.config.bos_token_id,
         eos_token_ids=checkpoint.config.eos_token_ids,
@@ -39,6 +40,14 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         special_tokens=checkpoint.special_tokens,
         source=str(checkpoint.path),
     )
+    # A few ids may lie beyond the table (Gemma 3 text models keep an image token); one huge id is damage,
+    # and whoever walks over all ids would walk for ever.
+    if tokenizer.vocab_size > checkpoint.config.vocab_size + _MAX_EXTRA_IDS:
+        raise LoadError(
+            f"{checkpoint.path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model has "
+            f"{checkpoint.config.vocab_size}"
+        )
+    return tokenizer
 
 
 class Tokenizer:

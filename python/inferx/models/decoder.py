@@ -79,7 +79,8 @@ class Decoder:
         self._embedding = weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.build_layer(weights, index) for index in range(config.num_hidden_layers)]
         self.norm = self.build_norm(weights, "model.norm")
-        if config.tie_word_embeddings:
+        # A head that is stored beside a tied table counts when it differs, as in transformers.
+        if config.tie_word_embeddings and weights.is_copy("lm_head.weight", "model.embed_tokens.weight"):
             weights.ignore("lm_head.weight")
             self._head = self._embedding
         else:

@@ -114,6 +114,16 @@ class WeightPlan:
         self._steps.append(fill)
         return norm
 
+    def is_copy(self, name: str, other: str) -> bool:
+        """Whether ``name`` is missing, or holds what ``other`` holds."""
+        tensors = self._checkpoint.tensors
+        if name not in tensors:
+            return True
+        if other not in tensors or tensors[name].shape != tensors[other].shape:
+            return False
+        first, second = self._checkpoint.read(name), self._checkpoint.read(other)
+        return first.data.dtype == second.data.dtype and torch.equal(first.data, second.data)
+
     def ignore(self, name: str) -> None:
         """The tensor may be there and is not needed."""
         self._declared.add(name)

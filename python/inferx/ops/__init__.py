@@ -1,6 +1,8 @@
 """The kernels, one function per op.  Importing this also defines ``torch.ops.inferx.*``.
 
-Ops are for inference: they do not record gradients.
+Ops are for inference: they do not record gradients.  They read memory as it is: views with a pending
+negation or conjugation (``torch._neg_view``, ``x.conj().imag``) are to be resolved first.  Like torch's own
+CPU ops they run on OpenMP threads, which a forked child does not have: start processes with spawn.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ _C.simd_target()  # a wrong INFERX_CPU_ISA is an error at import, not at the fir
 
 _library = torch.library.Library("inferx", "DEF")
 
-is_compiling = torch.compiler.is_compiling
+
+def is_compiling() -> bool:
+    """Whether somebody records the ops: torch.compile, make_fx and other dispatch modes, torch.jit.trace."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def _no_result(*args: Any, **kwargs: Any) -> None:
