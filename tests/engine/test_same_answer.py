@@ -1,4 +1,4 @@
-"""Same request, same answer, bit for bit: alone = batched = chunked = cached = preempted (DESIGN.md, 2)."""
+"""Same request, same answer, bit for bit: alone = batched = chunked = cached = preempted."""
 
 from __future__ import annotations
 

@@ -30,6 +30,9 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)  # names like ../x must not happen to exist
     path = tiny_gguf.write(tmp_path / "m.gguf")
     assert resolve_model(path) == resolve_model(str(path)) == path
     assert resolve_model(tmp_path) == path  # a folder that holds one .gguf and no config.json

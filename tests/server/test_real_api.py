@@ -202,7 +202,7 @@ class TestSampling:
         assert server.complete(expect=400, bad_words=[""])["error"]["param"] == "bad_words"
 
     def test_seed_reproduces(self, server: RealServer) -> None:
-        body = {"temperature": 1.0, "seed": 11, "max_tokens": 12}
+        body = {"temperature": 1.0, "top_p": 1.0, "seed": 11, "max_tokens": 12}
         assert server.text(**body) == server.text(**body)
         assert server.text(**body) != server.text(**{**body, "seed": 12})
 

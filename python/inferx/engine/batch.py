@@ -1,4 +1,4 @@
-"""From a planned step to the flat tensors that the model reads (DESIGN.md, "Tensor conventions")."""
+"""From a planned step to the flat tensors that the model reads (the conventions of ``layers.attention``)."""
 
 from __future__ import annotations
 

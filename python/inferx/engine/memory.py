@@ -57,7 +57,7 @@ class MemoryPlan:
             ("activations and logits, at most", _size(self.activations)),
             ("KV cache per token", _size(self.kv_bytes_per_token)),
             (
-                "KV cache",
+                "KV cache, taken as it fills",
                 f"{_size(self.kv_cache)} = {self.num_blocks} blocks of {self.block_size} tokens "
                 f"({self.kv_tokens:,} tokens)",
             ),

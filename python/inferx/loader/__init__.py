@@ -36,4 +36,8 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
         return HFCheckpoint(path)
     from inferx.loader.gguf_checkpoint import GGUFCheckpoint
 
-    return GGUFCheckpoint(path)
+    checkpoint = GGUFCheckpoint(path)
+    if str(model).lower() == DEFAULT_MODEL and not checkpoint.generation_config:
+        # The file has no sampling defaults; these are its model card's.  At 1.0 so small a model rambles.
+        checkpoint.generation_config = {"temperature": 0.2, "top_p": 0.9}
+    return checkpoint
