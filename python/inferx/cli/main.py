@@ -22,6 +22,7 @@ cli = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of flags on narrow terminals
 )
 
 
