@@ -4,27 +4,11 @@
 // half precision, table look-up) is written per instruction set.  fma is one rounding where the target has it
 // and two in the x86 baseline: results may differ between instruction sets, never within one.
 #pragma once
-#include <cstdint>
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "cpu/isa/lanes.h"
 
 namespace inferx::cpu::INFERX_ISA {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
-
-typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t I __attribute__((vector_size(4 * kLanes)));
 typedef int32_t S __attribute__((vector_size(4 * kLanes)));  // signed: arithmetic shifts, conversion
 
