@@ -8,7 +8,6 @@ steps and passes the outputs on.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import random
@@ -32,6 +31,7 @@ class EngineCore:
 
     def __init__(self, loaded: LoadedModel, args: EngineArgs) -> None:
         self.checkpoint = loaded.checkpoint
+        self.tokenizer = loaded.tokenizer
         self.model = loaded.model
         self.info: EngineInfo = loaded.info
         self.scheduler = Scheduler(loaded.scheduler_config)
@@ -40,7 +40,7 @@ class EngineCore:
             num_blocks=loaded.info.num_blocks,
             block_size=loaded.info.block_size,
             kv_cache_dtype=args.kv_cache_dtype,
-            tokenizer_vocab_size=loaded.tokenizer_vocab_size,
+            tokenizer_vocab_size=loaded.tokenizer.vocab_size,
         )
         # Seeds of requests that bring none; with args.seed a whole run can be repeated.
         self._random = random.Random(
@@ -207,8 +207,6 @@ class EngineCore:
     # ---- time ----------------------------------------------------------------------------------------
 
     def _charge_start(self, plan: SchedulerOutput, now: float) -> None:
-        for seq in itertools.chain(plan.admitted, plan.resumed):
-            self._state(seq).charge(now)
         for seq in plan.preempted:
             self._state(seq).charge(now, PREEMPTED)
         for entry in plan.scheduled:

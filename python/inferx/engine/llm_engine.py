@@ -11,7 +11,6 @@ from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineStats
 from inferx.errors import RequestFailedError
-from inferx.loader import load_tokenizer
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
 
@@ -25,7 +24,7 @@ class LLMEngine:
 
     def __init__(self, args: EngineArgs, *, show_progress: bool = False) -> None:
         self.core = EngineCore.load(args, show_progress=show_progress)
-        self.tokenizer = load_tokenizer(self.core.checkpoint)
+        self.tokenizer = self.core.tokenizer
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=self.core.info.vocab_size,

@@ -19,7 +19,7 @@ from inferx.engine.config import SchedulerConfig
 from inferx.engine.memory import MemoryPlan, packed_weight_bytes, plan_memory, resolve_max_model_len
 from inferx.engine.wire import EngineInfo
 from inferx.errors import InferxError, LoadError
-from inferx.loader import Checkpoint, load_tokenizer, open_checkpoint
+from inferx.loader import Checkpoint, Tokenizer, load_tokenizer, open_checkpoint
 from inferx.models import build_model
 from inferx.models.decoder import Decoder
 
@@ -34,7 +34,7 @@ class LoadedModel:
     model: Decoder
     plan: MemoryPlan
     scheduler_config: SchedulerConfig
-    tokenizer_vocab_size: int
+    tokenizer: Tokenizer
     info: EngineInfo
 
 
@@ -104,7 +104,7 @@ def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> L
         model=model,
         plan=plan,
         scheduler_config=scheduler_config,
-        tokenizer_vocab_size=load_tokenizer(checkpoint).vocab_size,
+        tokenizer=load_tokenizer(checkpoint),
         info=info,
     )
 
