@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
+
+from inferx import ops
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -68,3 +72,25 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=120,
         check=False,
     )
+
+
+def check_on_instruction_set(isa: str, names: Sequence[str], deselect: str) -> None:
+    """Runs the test files ``names`` of this folder again with ``isa``; skips where that shows nothing new.
+
+    deselect: word in the names of tests to leave out.
+    """
+    info = ops.build_info()
+    if isa not in info["simd_targets"] or isa == info["simd_target"]:
+        pytest.skip(f"{isa} is not compiled, or is what all tests run on")
+    files = [str(Path(__file__).parent / name) for name in names]
+    code = f"""
+import sys, pytest
+from inferx import ops
+if ops.build_info()["simd_target"] != {isa!r}:
+    sys.exit(77)  # this machine has less
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", "not {deselect}", *{files!r}]))
+"""
+    result = run_python(code, INFERX_CPU_ISA=isa)
+    if result.returncode == 77:
+        pytest.skip(f"this machine has no {isa}")
+    assert result.returncode == 0, result.stdout + result.stderr

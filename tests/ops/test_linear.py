@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from op_checks import assert_same_bits, run_python, strided_views
+from op_checks import assert_same_bits, check_on_instruction_set, strided_views
 from packed_weights import FORMATS, SCALES, block_size, dequantised, odd_k, random_source, with_scales
 from torch import Tensor
 
@@ -291,19 +290,5 @@ def test_refuses_other_types() -> None:
 @pytest.mark.parametrize("isa", ["base", "v3"])
 def test_other_instruction_sets(isa: str) -> None:
     """The tests of packed weights again, on each instruction set below the one in use."""
-    info = ops.build_info()
-    if isa not in info["simd_targets"] or isa == info["simd_target"]:
-        pytest.skip(f"{isa} is not compiled, or is what all tests run on")
     names = ("test_linear.py", "test_pack.py", "test_embedding.py")
-    files = [str(Path(__file__).parent / name) for name in names]
-    code = f"""
-import sys, pytest
-from inferx import ops
-if ops.build_info()["simd_target"] != {isa!r}:
-    sys.exit(77)  # this machine has less
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", "not instruction", *{files!r}]))
-"""
-    result = run_python(code, INFERX_CPU_ISA=isa)
-    if result.returncode == 77:
-        pytest.skip(f"this machine has no {isa}")
-    assert result.returncode == 0, result.stdout + result.stderr
+    check_on_instruction_set(isa, names, deselect="instruction")
