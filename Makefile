@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 2000
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help env build serve test lint format wheel-check bench clean
+.PHONY: help env build simt serve test lint format wheel-check bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,7 +47,10 @@ $(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
 serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)
 	$(BIN)/inferx serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: build  ## run all tests
+simt: $(VENV)/.env-stamp  ## compile the CUDA kernels for the SIMT executor (tests on machines without a GPU)
+	PYTHON=$(BIN)/python tools/build_simt.sh
+
+test: build simt  ## run all tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: build  ## ruff, mypy, import layers, clang-format

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cpu/rows.h"
+#include "rows.h"
 
 namespace inferx {
 namespace {
@@ -63,7 +63,7 @@ struct Windows {
 
 // False when the windows of the outermost dimension overlap each other.
 bool find_windows(const TensorRef& t, Windows& windows) {
-  const cpu::Rows dims = cpu::make_rows(t.ndim, t.shape, t.strides);
+  const Rows dims = make_rows(t.ndim, t.shape, t.strides);
   windows = {0, 1};
   for (int i = 0; i < dims.ndim; ++i) {
     windows.stride = std::max(windows.stride, dims.stride[i]);

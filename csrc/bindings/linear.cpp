@@ -81,7 +81,7 @@ WeightHandle pack_weight(const py::object& buffer, const TensorRef& data, const 
 
 // The distance of rows that lie evenly in memory.
 int64_t even_row_stride(const char* op, const char* name, const TensorRef& tensor) {
-  const cpu::Rows rows = rows_of(tensor);
+  const Rows rows = rows_of(tensor);
   if (rows.ndim > 1 && rows.count > 0) {
     Arg(op, name, tensor).expected("rows at one distance in memory", "dimensions that step unevenly");
   }

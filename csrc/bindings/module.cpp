@@ -1,4 +1,7 @@
 #include "bindings/bindings.h"
+#ifdef INFERX_WITH_CUDA
+#include "bindings/cuda/families.h"
+#endif
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Kernels of inferx.  The public interface is inferx.ops.";
@@ -9,4 +12,8 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_copy_blocks(m);
   inferx::bind_linear(m);
   inferx::bind_attention(m);
+#ifdef INFERX_WITH_CUDA
+  auto cuda = m.def_submodule("cuda", "The same functions for CUDA tensors.");
+  inferx::bind_cuda_families(cuda);
+#endif
 }

@@ -1,10 +1,10 @@
 // From a checked tensor to the plain structs of csrc/cpu.
 #pragma once
 #include "bindings/tensor_ref.h"
-#include "cpu/rows.h"
+#include "rows.h"
 
 namespace inferx {
 
-inline cpu::Rows rows_of(const TensorRef& t) { return cpu::make_rows(t.ndim - 1, t.shape, t.strides); }
+inline Rows rows_of(const TensorRef& t) { return make_rows(t.ndim - 1, t.shape, t.strides); }
 
 }  // namespace inferx

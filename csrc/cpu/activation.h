@@ -1,8 +1,8 @@
 // Gated activations: out = f(x[..., :d]) * x[..., d:].
 #pragma once
 #include "cpu/isa.h"
-#include "cpu/rows.h"
 #include "dtype.h"
+#include "rows.h"
 
 namespace inferx::cpu {
 

@@ -1,8 +1,8 @@
 // RMS norm, plain and fused with the residual's addition.
 #pragma once
 #include "cpu/isa.h"
-#include "cpu/rows.h"
 #include "dtype.h"
+#include "rows.h"
 
 namespace inferx::cpu {
 

@@ -1,7 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/copy_blocks.h"
-#include "kernels/device_guard.cuh"
+#include "kernels/device_guard.h"
 
 namespace inferx::cuda {
 namespace {

@@ -1,12 +1,13 @@
-"""How ops are known to torch.
+"""How ops find their kernels, and how they are known to torch.
 
-Eager code calls the compiled module directly (about half a microsecond); the definitions made here are
+Eager code calls a compiled module directly (about half a microsecond); the definitions made here are
 what ``torch.compile`` and ``torch.ops.inferx.*`` see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,41 @@ from inferx import _C
 _C.simd_target()  # a wrong INFERX_CPU_ISA is an error at import, not at the first op
 
 _library = torch.library.Library("inferx", "DEF")
+
+_cpu_kernels: Any = _C
+_cuda_kernels: Any = getattr(_C, "cuda", None)
+
+
+def kernels_for(tensor: Any) -> Any:
+    """The module whose functions run on the device of ``tensor``.
+
+    RuntimeError for a CUDA tensor when inferx was built without CUDA.  What is no tensor at all gets the
+    CPU's, whose checks say so.
+    """
+    if getattr(tensor, "is_cuda", False):
+        if _cuda_kernels is None:
+            raise RuntimeError(
+                f"a tensor is on {tensor.device}, but this build of inferx has no CUDA kernels: "
+                "build it where nvcc is, or with INFERX_CUDA=ON"
+            )
+        return _cuda_kernels
+    return _cpu_kernels
+
+
+def on_device(tensor: Any) -> bool:
+    """Whether ops on ``tensor`` run the CUDA kernels: on a GPU, or under ``use_kernels``."""
+    return kernels_for(tensor) is not _C
+
+
+@contextmanager
+def use_kernels(module: Any) -> Iterator[None]:
+    """For tests: CPU tensors run on the kernels of ``module``, a build for the SIMT executor."""
+    global _cpu_kernels
+    before, _cpu_kernels = _cpu_kernels, module
+    try:
+        yield
+    finally:
+        _cpu_kernels = before
 
 
 def is_compiling() -> bool:
@@ -31,18 +67,24 @@ def _no_result(*args: Any, **kwargs: Any) -> None:
     """Fake implementation of an op that only writes into its arguments."""
 
 
-def register(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] = _no_result
-) -> Callable[..., Any]:
+def register(schema: str, fake: Callable[..., Any] = _no_result) -> Callable[..., Any]:
     """Defines ``torch.ops.inferx.NAME`` by its schema and returns its overload.
 
-    ``kernel`` runs for CPU and for CUDA tensors and checks its own arguments; ``fake`` computes the
-    results' shapes only, and is not needed for ops that return nothing.
+    The functions NAME of the compiled modules run for CPU and CUDA tensors and check their own arguments;
+    ``fake`` computes the results' shapes only, and is not needed for ops that return nothing.
     """
     name = schema[: schema.index("(")]
     _library.define(schema)
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, kernel, key)
+
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_cpu_kernels, name)(*args, **kwargs)
+
+    def on_cuda(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_cuda_kernels, name)(*args, **kwargs)
+
+    _library.impl(name, on_cpu, "CPU")
+    if _cuda_kernels is not None:
+        _library.impl(name, on_cuda, "CUDA")
     torch.library.register_fake(f"inferx::{name}", fake, lib=_library)
     overload: Callable[..., Any] = getattr(torch.ops.inferx, name).default
     return overload

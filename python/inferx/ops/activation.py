@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferx import _C
-from inferx.ops._lib import is_compiling, register
+from inferx.ops._lib import is_compiling, kernels_for, register
 
 __all__ = ["gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"]
 
-_silu_and_mul = register("silu_and_mul(Tensor(a!) out, Tensor input) -> ()", _C.silu_and_mul)
-_gelu_and_mul = register("gelu_and_mul(Tensor(a!) out, Tensor input) -> ()", _C.gelu_and_mul)
-_gelu_tanh_and_mul = register("gelu_tanh_and_mul(Tensor(a!) out, Tensor input) -> ()", _C.gelu_tanh_and_mul)
+_silu_and_mul = register("silu_and_mul(Tensor(a!) out, Tensor input) -> ()")
+_gelu_and_mul = register("gelu_and_mul(Tensor(a!) out, Tensor input) -> ()")
+_gelu_tanh_and_mul = register("gelu_tanh_and_mul(Tensor(a!) out, Tensor input) -> ()")
 
 
 def _run(kernel: Callable[..., Any], x: Tensor, out: Tensor | None) -> Tensor:
@@ -43,7 +42,7 @@ def silu_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, or ``out`` overlaps ``x``.
     """
-    return _run(_silu_and_mul if is_compiling() else _C.silu_and_mul, x, out)
+    return _run(_silu_and_mul if is_compiling() else kernels_for(x).silu_and_mul, x, out)
 
 
 def gelu_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -51,7 +50,7 @@ def gelu_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
 
     Arguments, result and errors are those of :func:`silu_and_mul`.
     """
-    return _run(_gelu_and_mul if is_compiling() else _C.gelu_and_mul, x, out)
+    return _run(_gelu_and_mul if is_compiling() else kernels_for(x).gelu_and_mul, x, out)
 
 
 def gelu_tanh_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -60,4 +59,4 @@ def gelu_tanh_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
     ``gelu(z) = z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2`` (torch's ``approximate="tanh"``).
     Arguments, result and errors are those of :func:`silu_and_mul`.
     """
-    return _run(_gelu_tanh_and_mul if is_compiling() else _C.gelu_tanh_and_mul, x, out)
+    return _run(_gelu_tanh_and_mul if is_compiling() else kernels_for(x).gelu_tanh_and_mul, x, out)

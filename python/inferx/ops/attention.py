@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from inferx import _C
-from inferx.ops._lib import is_compiling, register
+from inferx.ops._lib import is_compiling, kernels_for, register
 
 __all__ = ["merge_attn_states", "paged_attention", "reshape_and_cache_flash"]
 
 _reshape_and_cache_flash = register(
     "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_mapping) -> ()",
-    _C.reshape_and_cache_flash,
+    "Tensor slot_mapping) -> ()"
 )
 _paged_attention = register(
     "paged_attention(Tensor(a!) out, Tensor(b!)? lse, Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor block_tables, Tensor cu_seqlens_q, Tensor seq_lens, float scale, int window=0, "
-    "float softcap=0.0, Tensor? sinks=None) -> ()",
-    _C.paged_attention,
+    "float softcap=0.0, Tensor? sinks=None) -> ()"
 )
 _merge_attn_states = register(
     "merge_attn_states(Tensor(a!) output, Tensor(b!)? output_lse, Tensor prefix_output, Tensor prefix_lse, "
-    "Tensor suffix_output, Tensor suffix_lse) -> ()",
-    _C.merge_attn_states,
+    "Tensor suffix_output, Tensor suffix_lse) -> ()"
 )
 
 
@@ -50,7 +46,7 @@ def reshape_and_cache_flash(
     if is_compiling():
         _reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
     else:
-        _C.reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
+        kernels_for(key).reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
 
 
 def paged_attention(
@@ -104,7 +100,7 @@ def paged_attention(
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = query.new_empty(query.shape[:2], dtype=torch.float32) if return_lse else None
-    call = _paged_attention if is_compiling() else _C.paged_attention
+    call = _paged_attention if is_compiling() else kernels_for(query).paged_attention
     call(
         out, lse, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens,
         scale, window, softcap, sinks,
@@ -143,6 +139,6 @@ def merge_attn_states(
     if out is None:
         out = torch.empty_like(prefix_output, memory_format=torch.contiguous_format)
     lse = torch.empty_like(prefix_lse, memory_format=torch.contiguous_format) if return_lse else None
-    call = _merge_attn_states if is_compiling() else _C.merge_attn_states
+    call = _merge_attn_states if is_compiling() else kernels_for(prefix_output).merge_attn_states
     call(out, lse, prefix_output, prefix_lse, suffix_output, suffix_lse)
     return out if lse is None else (out, lse)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from inferx import _C
-from inferx.ops._lib import is_compiling, register
+from inferx.ops._lib import is_compiling, kernels_for, register
 
 __all__ = ["copy_blocks"]
 
 _copy_blocks = register(
-    "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()",
-    _C.copy_blocks,
+    "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()"
 )
 
 
@@ -39,4 +38,4 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
     if key_caches and key_caches[0].is_cuda and not block_mapping.is_cuda:
         _C.check_block_mapping(block_mapping, min(len(cache) for cache in (*key_caches, *value_caches)))
         block_mapping = block_mapping.to(key_caches[0].device)
-    _C.copy_blocks(key_caches, value_caches, block_mapping)
+    kernels_for(key_caches[0] if key_caches else None).copy_blocks(key_caches, value_caches, block_mapping)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferx import _C
-from inferx.ops._lib import is_compiling, register
+from inferx.ops._lib import is_compiling, kernels_for, register
 
 __all__ = ["fused_add_rms_norm", "rms_norm"]
 
-_rms_norm = register("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float eps) -> ()", _C.rms_norm)
+_rms_norm = register("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float eps) -> ()")
 _fused_add_rms_norm = register(
-    "fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> ()",
-    _C.fused_add_rms_norm,
+    "fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> ()"
 )
 
 
@@ -39,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     """
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (_rms_norm if is_compiling() else _C.rms_norm)(out, x, weight, eps)
+    (_rms_norm if is_compiling() else kernels_for(x).rms_norm)(out, x, weight, eps)
     return out
 
 
@@ -58,4 +56,5 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, or the arguments overlap.
     """
-    (_fused_add_rms_norm if is_compiling() else _C.fused_add_rms_norm)(x, residual, weight, eps)
+    call = _fused_add_rms_norm if is_compiling() else kernels_for(x).fused_add_rms_norm
+    call(x, residual, weight, eps)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from inferx import _C
-from inferx.ops._lib import is_compiling, register
+from inferx.ops._lib import is_compiling, kernels_for, register
 
 __all__ = ["rotary_embedding"]
 
 _rotary_embedding = register(
     "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, "
-    "Tensor cos_sin_cache, bool is_neox) -> ()",
-    _C.rotary_embedding,
+    "Tensor cos_sin_cache, bool is_neox) -> ()"
 )
 
 
@@ -43,5 +41,5 @@ def rotary_embedding(
         IndexError: a position is not a row of ``cos_sin_cache``; nothing has been changed then.
         ValueError: a shape, dtype, device or stride is wrong, or query and key overlap.
     """
-    kernel = _rotary_embedding if is_compiling() else _C.rotary_embedding
+    kernel = _rotary_embedding if is_compiling() else kernels_for(query).rotary_embedding
     kernel(positions, query, key, head_size, cos_sin_cache, is_neox)

@@ -2,7 +2,13 @@
 #pragma once
 #include <cstdint>
 
-namespace inferx::cpu {
+#if defined(__CUDACC__)
+#define INFERX_HOST_DEVICE __host__ __device__
+#else
+#define INFERX_HOST_DEVICE
+#endif
+
+namespace inferx {
 
 struct Rows {
   static constexpr int kMaxDims = 8;
@@ -12,7 +18,7 @@ struct Rows {
   int64_t stride[kMaxDims];  // in elements
 
   // Where row `row` begins, in elements from the tensor's start.
-  int64_t offset(int64_t row) const {
+  INFERX_HOST_DEVICE int64_t offset(int64_t row) const {
     int64_t at = 0;
     for (int i = ndim - 1; i > 0; --i) {
       at += row % size[i] * stride[i];
@@ -39,4 +45,4 @@ inline Rows make_rows(int ndim, const int64_t* shape, const int64_t* strides) {
   return rows;
 }
 
-}  // namespace inferx::cpu
+}  // namespace inferx

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Builds the SIMT executor's modules: build_simt.sh [BUILD_DIR [FAMILY...]].  Families: all unless named.
+set -eu
+cd "$(dirname "$0")/.."
+build=${1:-build/simt}
+[ $# -gt 0 ] && shift
+python=${PYTHON:-.venv/bin/python}
+bin=$(dirname "$python")
+mkdir -p "$build"
+exec 9>"$build/.lock"
+flock 9
+set -- "$(printf '%s;' "$@")"
+families=""
+[ "$1" != ";" ] && families="-DINFERX_SIMT_FAMILIES=${1%;}"
+"$bin/cmake" -S csrc/simt -B "$build" -G Ninja -DPython_EXECUTABLE="$(cd "$bin" && pwd)/python" \
+  -DCMAKE_MAKE_PROGRAM="$(cd "$bin" && pwd)/ninja" ${families:+"$families"} >"$build/configure.log" || { cat "$build/configure.log"; exit 1; }
+"$bin/cmake" --build "$build" -- -k 0
