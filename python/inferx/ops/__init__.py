@@ -8,8 +8,8 @@ CPU ops they run on OpenMP threads, which a forked child does not have: start pr
 from __future__ import annotations
 
 from inferx.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from inferx.ops.attention import merge_attn_states, paged_attention, reshape_and_cache_flash
-from inferx.ops.cache import copy_blocks
+from inferx.ops.attention import merge_attn_states, paged_attention
+from inferx.ops.cache import copy_blocks, reshape_and_cache_flash
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import PackedWeight, linear, pack_weight, packed_nbytes

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, and writing into that cache."""
+"""Attention over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import torch
 
 from inferx.ops._lib import is_compiling, kernels_for, register
 
-__all__ = ["merge_attn_states", "paged_attention", "reshape_and_cache_flash"]
+__all__ = ["merge_attn_states", "paged_attention"]
 
-_reshape_and_cache_flash = register(
-    "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_mapping) -> ()"
-)
 _paged_attention = register(
     "paged_attention(Tensor(a!) out, Tensor(b!)? lse, Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor block_tables, Tensor cu_seqlens_q, Tensor seq_lens, float scale, int window=0, "
@@ -21,32 +17,6 @@ _merge_attn_states = register(
     "merge_attn_states(Tensor(a!) output, Tensor(b!)? output_lse, Tensor prefix_output, Tensor prefix_lse, "
     "Tensor suffix_output, Tensor suffix_lse) -> ()"
 )
-
-
-def reshape_and_cache_flash(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Writes the keys and values of T tokens into their slots of the paged cache, in place.
-
-    Args:
-        key, value: [T, num_kv_heads, head_dim], float32, float16 or bfloat16; any strides with a contiguous
-            last dimension, so slices of a fused qkv do.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], float32, float16 or
-            bfloat16 (rounded to nearest even); any strides with a contiguous last dimension.
-        slot_mapping: int64 [T], block * block_size + offset of each token, -1 to skip it.  Two tokens with
-            one slot leave either's row, or a mix, there.
-
-    Raises:
-        ValueError: a shape, dtype, device, stride or slot is wrong.  Nothing has been written then.
-    """
-    if is_compiling():
-        _reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
-    else:
-        kernels_for(key).reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
 
 
 def paged_attention(

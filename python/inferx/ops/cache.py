@@ -1,4 +1,4 @@
-"""Copying blocks of the paged KV cache."""
+"""Writing into the paged KV cache, and copying its blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,41 @@ from torch import Tensor
 from inferx import _C
 from inferx.ops._lib import is_compiling, kernels_for, register
 
-__all__ = ["copy_blocks"]
+__all__ = ["copy_blocks", "reshape_and_cache_flash"]
 
+_reshape_and_cache_flash = register(
+    "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor slot_mapping) -> ()"
+)
 _copy_blocks = register(
     "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()"
 )
+
+
+def reshape_and_cache_flash(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Writes the keys and values of T tokens into their slots of the paged cache, in place.
+
+    Args:
+        key, value: [T, num_kv_heads, head_dim], float32, float16 or bfloat16; any strides with a contiguous
+            last dimension, so slices of a fused qkv do.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], float32, float16 or
+            bfloat16 (rounded to nearest even); any strides with a contiguous last dimension.
+        slot_mapping: int64 [T], block * block_size + offset of each token, -1 to skip it.  Two tokens with
+            one slot leave either's row, or a mix, there.
+
+    Raises:
+        ValueError: a shape, dtype, device, stride or slot is wrong.  Nothing has been written then.
+    """
+    if is_compiling():
+        _reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
+    else:
+        kernels_for(key).reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
 
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
