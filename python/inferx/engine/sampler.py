@@ -62,6 +62,22 @@ class SampleResult:
     error: str | None = None
 
 
+class PendingSamples:
+    """A step's samples on their way.
+
+    ``token_ids``: int64 [R] on the logits' device, what the next step may read without waiting.  A row
+    that failed holds some id of the vocabulary.
+    """
+
+    def __init__(self, token_ids: torch.Tensor, results: list[SampleResult]) -> None:
+        self.token_ids = token_ids
+        self._results = results
+
+    def results(self) -> list[SampleResult]:
+        """One result per row; waits for the device."""
+        return self._results
+
+
 class _Kind(NamedTuple):
     """What a row needs beyond its raw argmax.  draw: "few" candidates (a small top_k), "all" of the
     vocabulary, or all of it "filtered" by top_k or top_p."""
@@ -85,6 +101,15 @@ class Sampler:
             raise ValueError(f"vocab_size must be in [1, {ops.MAX_VOCAB}], got {vocab_size}")
         self.vocab_size = vocab_size
         self.num_ids = min(vocab_size, tokenizer_vocab_size or vocab_size)
+
+    def launch(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> PendingSamples:
+        """``sample`` without waiting for the answer: the work is queued on the logits' device.
+
+        The rows are read before this returns, so they may change afterwards.
+        """
+        results = self.sample(logits, rows)
+        ids = [0 if r.token_id is None else r.token_id for r in results]
+        return PendingSamples(torch.tensor(ids, dtype=torch.int64, device=logits.device), results)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampleResult]:
         """One result per row of ``logits [R, vocab_size]`` (any float type; read only, computed in f32).
