@@ -35,6 +35,9 @@ struct PagedAttentionParams {
 
   float scale, softcap;  // softcap 0: none
   int64_t window;        // keys each query sees, its own included; 0: all
+  // False: every query sees all seq_lens keys, wherever it stands (the common prefix of cascade attention);
+  // no window then.
+  bool causal = true;
   const float* sinks;    // [num_heads] or null
 
   // Requests with at most kDecodeRows query rows per KV head are read in splits of split_size keys, counted
