@@ -116,16 +116,6 @@ void check_block_ids(const char* op, const cpu::AttentionParams& p, int64_t num_
   }
 }
 
-// Loads an optional tensor; false where it is None.
-bool load_optional(const char* op, const char* name, const py::object& object, TensorRef& tensor) {
-  if (object.is_none()) return false;
-  if (!load_tensor(object.ptr(), tensor)) {
-    throw py::type_error(std::string(op) + ": " + name + ": expected a torch.Tensor or None, got " +
-                         std::string(py::str(py::type::of(object))));
-  }
-  return true;
-}
-
 void paged_attention(const TensorRef& out, const py::object& lse_object, const TensorRef& query,
                      const TensorRef& key_cache, const TensorRef& value_cache, const TensorRef& block_tables,
                      const TensorRef& cu_seqlens_q, const TensorRef& seq_lens, double scale, int64_t window,

@@ -215,4 +215,13 @@ void check_same_or_disjoint(const char* op, const char* out_name, const TensorRe
                 "a partial overlap");
 }
 
+bool load_optional(const char* op, const char* name, const pybind11::object& object, TensorRef& tensor) {
+  if (object.is_none()) return false;
+  if (!load_tensor(object.ptr(), tensor)) {
+    throw pybind11::type_error(std::string(op) + ": " + name + ": expected a torch.Tensor or None, got " +
+                               std::string(pybind11::str(pybind11::type::of(object))));
+  }
+  return true;
+}
+
 }  // namespace inferx

@@ -35,6 +35,9 @@ struct Dim {
 std::string shape_string(const TensorRef& tensor);   // "[2, 3]"
 std::string device_string(const TensorRef& tensor);  // "cpu", "cuda:0"
 
+// Loads an optional tensor; false where it is None.
+bool load_optional(const char* op, const char* name, const pybind11::object& object, TensorRef& tensor);
+
 class Arg {
  public:
   Arg(const char* op, const char* name, const TensorRef& tensor) : op_(op), name_(name), t_(tensor) {}
