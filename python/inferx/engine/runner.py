@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from typing import Protocol
 
 import torch
 
@@ -12,7 +13,7 @@ from inferx.engine.batch import Batch, build_batch
 from inferx.engine.request import Sequence
 from inferx.engine.sample_state import SampleState
 from inferx.engine.sampler import Sampler, SampleResult, compute_prompt_logprobs
-from inferx.engine.scheduler_output import ScheduledSequence
+from inferx.engine.scheduler_output import ScheduledSequence, SchedulerOutput
 from inferx.models.decoder import Decoder
 
 KV_DTYPES = {
@@ -25,9 +26,30 @@ KV_DTYPES = {
 PROMPT_LOGPROB_ROWS = 64
 
 
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def results(self) -> list[SampleResult]:
+        """Wait for the step; one result per sample, in order.  Raises what went wrong in it."""
+        ...
+
+
+class CompletedStep:
+    """The handle of a step that ``launch`` has already computed."""
+
+    def __init__(self, results: list[SampleResult]) -> None:
+        self._results = results
+
+    def results(self) -> list[SampleResult]:
+        return self._results
+
+
 class ModelRunner:
     """Owns the KV cache.  Everything a step writes is a function of the sequences alone, never of what
     else is in the step, so a step may be repeated in part after a failure."""
+
+    # Steps that may be launched before the first one's results are taken.
+    steps_in_flight = 1
 
     def __init__(
         self,
@@ -49,6 +71,16 @@ class ModelRunner:
         if copies:
             keys, values = [k for k, _ in self.kv], [v for _, v in self.kv]
             ops.copy_blocks(keys, values, torch.tensor(copies, dtype=torch.int64))
+
+    def launch(self, plan: SchedulerOutput, state_of: Callable[[Sequence], SampleState]) -> StepHandle:
+        """Start a step: its block copies, then its entries.  Steps run in the order of their launches.
+
+        With ``steps_in_flight`` > 1 this returns before the step has run, and all that it needs of
+        sequences, block tables and sampler rows must have been read by then.  The entries' ``token_source``
+        refers to the launch before this one.
+        """
+        self.copy_blocks(plan.block_copies)
+        return CompletedStep(self.execute(plan.scheduled, state_of))
 
     @torch.inference_mode()
     def execute(

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from inferx.engine.protocol import FinishReason
 from inferx.engine.request import Phase, Sequence
 
+# In Sequence.token_ids, in place of a token that a running step will sample.  No token id: it must not be read.
+PENDING_TOKEN = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SampleError:
@@ -22,6 +25,11 @@ class ScheduledSequence:
 
     ``samples``: who gets a token from the logits of the last position; empty for a chunk that ends before
     the last known token.  More than one when a prompt with n > 1 is complete.
+
+    ``token_source``: where the entry's only token comes from.  None: from ``seq.token_ids``, as always when
+    the step before has been updated.  Otherwise that step is still running, ``seq.token_ids`` holds
+    PENDING_TOKEN there, and the token is the one that sample number ``token_source`` of it will get, in
+    the order of its ``samples``.
     """
 
     seq: Sequence
@@ -30,6 +38,7 @@ class ScheduledSequence:
     samples: list[Sequence]
     phase: Phase
     block_table: array[int]
+    token_source: int | None = None
 
     @property
     def needs_sample(self) -> bool:
