@@ -281,7 +281,7 @@ def test_frequency_factors_divide() -> None:
     plain = {"rope_theta": parameters["rope_theta"]}
     scaled = ours(max_position, parameters)
     unscaled = ours(max_position, plain)
-    factors = tuple((unscaled._base / scaled._base).tolist())
+    factors = tuple((unscaled.base_frequencies / scaled.base_frequencies).tolist())
     assert min(factors) == 1.0
     assert max(factors) == pytest.approx(parameters["factor"])
     rope = ours(max_position, {**plain, "freq_factors": factors})

@@ -281,7 +281,7 @@ def test_refuses(case: str) -> None:
 
 def test_refuses_other_types() -> None:
     packed, _ = make("Q4_0", 40, 64)
-    with pytest.raises(TypeError, match="linear: weight: expected a PackedWeight, got Tensor"):
+    with pytest.raises(TypeError, match="linear: weight: expected a PackedWeight or DenseWeight, got Tensor"):
         ops.linear(X, torch.zeros(40, 64))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"bias: expected a torch\.Tensor or None"):
         ops.linear(X, packed, [0.0] * 40)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import torch
 from inferx import ops
 from inferx.layers.linear import Linear, MergedLinear
 from inferx.layers.norm import RMSNorm
+from inferx.layers.placement import CPU, Placement
 from inferx.layers.rotary import RotaryRows
 
 
@@ -32,16 +33,18 @@ class AttentionBuffers:
 
     __slots__ = ("key", "output", "output_rows", "qkv", "query", "query_key", "value")
 
-    def __init__(self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, placement: Placement = CPU
+    ) -> None:
         q, kv = num_heads * head_dim, num_kv_heads * head_dim
-        self.qkv = torch.empty(num_tokens, q + 2 * kv)
+        self.qkv = placement.empty(num_tokens, q + 2 * kv)
         query, key, value = self.qkv.split([q, kv, kv], dim=1)
         self.query = query.unflatten(1, (num_heads, head_dim))
         self.key = key.unflatten(1, (num_kv_heads, head_dim))
         self.value = value.unflatten(1, (num_kv_heads, head_dim))
         # Query and key heads side by side rotate in one go.
         self.query_key = self.qkv[:, : q + kv].unflatten(1, (num_heads + num_kv_heads, head_dim))
-        self.output = torch.empty(num_tokens, num_heads, head_dim)
+        self.output = placement.empty(num_tokens, num_heads, head_dim)
         self.output_rows = self.output.view(num_tokens, q)
 
 
@@ -70,7 +73,7 @@ class Attention:
         buffers: AttentionBuffers,
         out: torch.Tensor,
     ) -> None:
-        """x: float32 [T, hidden] -> out, the same shape (may be x itself)."""
+        """x: [T, hidden] -> out, the same shape (may be x itself)."""
         query, key = buffers.query, buffers.key
         self.qkv(x, buffers.qkv)
         if self.query_norm is not None:

@@ -1,26 +1,29 @@
-"""Linear layers over packed (possibly quantised) weights."""
+"""Linear layers over packed (possibly quantised) or dense weights."""
 
 from __future__ import annotations
 
 import torch
 
 from inferx import ops
-from inferx.ops import PackedWeight
+from inferx.ops import AnyWeight
 
 
 class Linear:
-    """y = x W^T + b.  weight [out, in] and bias (float32 [out] or None) are set when the model is loaded."""
+    """y = x W^T + b.  weight [out, in] and bias ([out] or None) are set when the model is loaded.
+
+    The bias is float32 beside a packed weight and of the weight's type beside a dense one.
+    """
 
     __slots__ = ("bias", "weight")
 
-    weight: PackedWeight
+    weight: AnyWeight
     bias: torch.Tensor | None
 
     def __init__(self) -> None:
         self.bias = None
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x: float32 [T, in] -> float32 [T, out]."""
+        """x: [T, in] -> [T, out]."""
         return ops.linear(x, self.weight, self.bias, out=out)
 
 
@@ -38,7 +41,7 @@ class MergedLinear:
         self.pieces = [Linear() for _ in sizes]
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x: float32 [T, in] -> float32 [T, sum(sizes)]."""
+        """x: [T, in] -> [T, sum(sizes)]."""
         if out is None:
             out = x.new_empty(x.shape[0], sum(self.sizes))
         for piece, columns in zip(self.pieces, out.split(self.sizes, dim=1), strict=True):

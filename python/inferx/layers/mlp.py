@@ -9,6 +9,7 @@ import torch
 
 from inferx import ops
 from inferx.layers.linear import Linear, MergedLinear
+from inferx.layers.placement import CPU, Placement
 
 # By the names that configurations use for the activation.
 GATED_ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -23,9 +24,9 @@ class MLPBuffers:
 
     __slots__ = ("gate_up", "product")
 
-    def __init__(self, num_tokens: int, intermediate_size: int) -> None:
-        self.gate_up = torch.empty(num_tokens, 2 * intermediate_size)
-        self.product = torch.empty(num_tokens, intermediate_size)
+    def __init__(self, num_tokens: int, intermediate_size: int, placement: Placement = CPU) -> None:
+        self.gate_up = placement.empty(num_tokens, 2 * intermediate_size)
+        self.product = placement.empty(num_tokens, intermediate_size)
 
 
 @dataclass
@@ -35,7 +36,7 @@ class MLP:
     activation: Callable[..., torch.Tensor]
 
     def __call__(self, x: torch.Tensor, buffers: MLPBuffers, out: torch.Tensor) -> None:
-        """x: float32 [T, hidden] -> out, the same shape (may be x itself)."""
+        """x: [T, hidden] -> out, the same shape (may be x itself)."""
         self.gate_up(x, buffers.gate_up)
         self.activation(buffers.gate_up, out=buffers.product)
         self.down(buffers.product, out)

@@ -55,8 +55,8 @@ class RotaryEmbedding:
         self.max_position_embeddings = max_position_embeddings
         self.original_length = rope.original_max_position_embeddings or max_position_embeddings
         self.scaling = attention_scaling(rope, self.original_length)
-        self._base = self._frequencies()
-        self._long = self._frequencies(long=True) if rope.rope_type == "longrope" else None
+        self.base_frequencies = self._frequencies()
+        self.long_frequencies = self._frequencies(long=True) if rope.rope_type == "longrope" else None
         self._base_table = torch.empty(0, self.rotary_dim)
         self._long_table = torch.empty(0, self.rotary_dim)
         self._by_length: dict[int, torch.Tensor] = {}
@@ -70,7 +70,7 @@ class RotaryEmbedding:
         """Differs between prompts whose keys of the same tokens differ; None for the common case."""
         if not self.depends_on_length or prompt_len <= self.original_length:
             return None
-        return "longrope" if self._long is not None else f"dynamic:{prompt_len}"
+        return "longrope" if self.long_frequencies is not None else f"dynamic:{prompt_len}"
 
     def rows(self, positions: torch.Tensor, rope_lens: torch.Tensor | None = None) -> RotaryRows:
         """positions, rope_lens: int64 [T].  Raises ValueError without rope_lens where the type needs them."""
@@ -78,7 +78,7 @@ class RotaryEmbedding:
             return RotaryRows(positions, self._base_table[:0])
         needed = int(positions.max()) + 1
         if len(self._base_table) < needed:
-            self._base_table = self._table(self._base, needed)
+            self._base_table = self._table(self.base_frequencies, needed)
         if not self.depends_on_length:
             return RotaryRows(positions, self._base_table)
         if rope_lens is None:
@@ -93,14 +93,14 @@ class RotaryEmbedding:
         """One row for each token, float32 [T, rotary_dim]."""
         table = self._base_table[positions]
         extended = (rope_lens > self.original_length).nonzero().flatten()
-        if self._long is not None:
+        if self.long_frequencies is not None:
             if len(self._long_table) < needed:
-                self._long_table = self._table(self._long, needed)
+                self._long_table = self._table(self.long_frequencies, needed)
             table[extended] = self._long_table[positions[extended]]
             return table
         lengths, inverse = torch.unique(rope_lens[extended], return_inverse=True)
         frequencies = torch.stack([self._frequencies_at(length) for length in lengths.tolist()])
-        table[extended] = _cos_sin(positions[extended], frequencies[inverse], self.scaling)
+        table[extended] = cos_sin(positions[extended], frequencies[inverse], self.scaling)
         return table
 
     def _table(self, frequencies: torch.Tensor, needed: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ class RotaryEmbedding:
         while count < needed:
             count *= 2
         count = max(needed, min(count, self.max_position_embeddings))
-        return _cos_sin(torch.arange(count), frequencies, self.scaling)
+        return cos_sin(torch.arange(count), frequencies, self.scaling)
 
     def _frequencies_at(self, length: int) -> torch.Tensor:
         cached = self._by_length.get(length)
@@ -140,7 +140,7 @@ def inverse_frequencies(
     """
     theta: float | torch.Tensor = rope.theta
     if rope.rope_type == "dynamic" and length is not None and length > original_length:
-        theta = _ntk_base(rope, dim, original_length, length)
+        theta = ntk_base(rope, dim, original_length, torch.tensor(length))
     wavelengths = theta ** (torch.arange(0, dim, 2).float() / dim)
     if rope.rope_type == "longrope":
         return 1.0 / (torch.tensor(rope.long_factor if long else rope.short_factor) * wavelengths)
@@ -172,9 +172,9 @@ def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _ntk_base(rope: RopeConfig, dim: int, original_length: int, length: int) -> torch.Tensor:
-    """The base that stretches the longest wavelength to ``length``, rounded to float32."""
-    stretch = rope.factor * torch.tensor(length) / original_length - (rope.factor - 1)
+def ntk_base(rope: RopeConfig, dim: int, original_length: int, length: torch.Tensor) -> torch.Tensor:
+    """The base that stretches the longest wavelength to ``length`` (int64), rounded to float32."""
+    stretch = rope.factor * length / original_length - (rope.factor - 1)
     return rope.theta * stretch ** (dim / (dim - 2))
 
 
@@ -206,10 +206,10 @@ def _yarn(rope: RopeConfig, dim: int, original_length: int, wavelengths: torch.T
     return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
-def _cos_sin(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
+def cos_sin(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """float32 [T, dim] of positions [T] and frequencies [dim / 2] or [T, dim / 2]."""
     angles = (positions.float()[:, None] * frequencies).double()
-    table = torch.empty(len(positions), 2 * angles.shape[1])
+    table = torch.empty(len(positions), 2 * angles.shape[1], device=positions.device)
     table[:, : angles.shape[1]] = angles.cos()
     table[:, angles.shape[1] :] = angles.sin()
     return table.mul_(scaling) if scaling != 1.0 else table

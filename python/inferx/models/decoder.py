@@ -20,6 +20,7 @@ from inferx.layers.linear import AnyLinear
 from inferx.layers.mlp import GATED_ACTIVATIONS, MLP, MLPBuffers
 from inferx.layers.norm import RMSNorm
 from inferx.layers.rotary import RotaryEmbedding, RotaryRows
+from inferx.layers.rotary_device import DeviceRotary, table_bytes
 from inferx.loader.config import ModelConfig
 from inferx.models.validation import validate_config
 from inferx.models.weights import WeightPlan
@@ -76,6 +77,8 @@ class Decoder:
         self.config = config = self.complete(config)
         validate_config(config, str(weights.source))
         self._plan = weights
+        self.placement = weights.placement
+        self._embedding_scale = _rounded(config.embedding_scale, self.placement.dtype)
         self._embedding = weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.build_layer(weights, index) for index in range(config.num_hidden_layers)]
         self.norm = self.build_norm(weights, "model.norm")
@@ -85,7 +88,7 @@ class Decoder:
             self._head = self._embedding
         else:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._rotary = self._build_rotary()
+        self._rotary: list[RotaryEmbedding | DeviceRotary] = list(self._build_rotary())
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -160,6 +163,16 @@ class Decoder:
         local = RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
         return [local if config.window_of(i) else shared for i in range(config.num_hidden_layers)]
 
+    def prepare(self, max_model_len: int) -> None:
+        """On a device: rotary tables there, for positions below ``max_model_len``.  Before the first step."""
+        device = self.placement.device
+        moved = {
+            rotary: DeviceRotary(rotary, max_model_len, device)
+            for rotary in dict.fromkeys(self._rotary)
+            if isinstance(rotary, RotaryEmbedding)
+        }
+        self._rotary = [moved[r] if isinstance(r, RotaryEmbedding) else r for r in self._rotary]
+
     # -- Running -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -170,28 +183,29 @@ class Decoder:
         rope_lens: torch.Tensor | None,
         kv: list[KVCache],
         attn: AttentionMetadata,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One step over the flat tokens of all requests.
 
         input_ids, positions, rope_lens: int64 [T].  rope_lens: the sequence length that dynamic and longrope
         frequencies are taken for (a prompt token's is the prompt's length, an output token's its position +
         1); other types ignore it.  kv: (key_cache, value_cache) of each layer, written at attn.slot_mapping.
-        Returns the normalised hidden states, float32 [T, hidden_size].
+        Returns the normalised hidden states [T, hidden_size], in ``out`` where given.
         """
-        config = self.config
+        config, placement = self.config, self.placement
         if len(kv) != config.num_hidden_layers:
             raise ValueError(f"kv: expected {config.num_hidden_layers} pairs of caches, got {len(kv)}")
         num_tokens = input_ids.shape[0]
-        x = ops.embedding(input_ids, self._embedding.weight)
-        if config.embedding_scale is not None:
-            x.mul_(config.embedding_scale)
+        x = ops.embedding(input_ids, self._embedding.weight, out=out)
+        if self._embedding_scale is not None:
+            x.mul_(self._embedding_scale)
         # Layers add their input to the stream first, so the embedding enters an empty stream: e + 0 = e.
         residual = torch.zeros_like(x)
         rows = {rotary: rotary.rows(positions, rope_lens) for rotary in dict.fromkeys(self._rotary)}
         attention_buffers = AttentionBuffers(
-            num_tokens, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+            num_tokens, config.num_attention_heads, config.num_key_value_heads, config.head_dim, placement
         )
-        mlp_buffers = MLPBuffers(num_tokens, config.intermediate_size)
+        mlp_buffers = MLPBuffers(num_tokens, config.intermediate_size, placement)
         for layer, rotary, cache in zip(self.layers, self._rotary, kv, strict=True):
             layer(x, residual, rows[rotary], cache, attn, attention_buffers, mlp_buffers)
         self.norm.add(x, residual)
@@ -199,7 +213,7 @@ class Decoder:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: float32 [R, hidden_size], the rows that need logits -> float32 [R, vocab_size]."""
+        """hidden: [R, hidden_size], the rows that need logits -> [R, vocab_size] of the same type."""
         logits = ops.linear(hidden, self._head.weight)
         cap = self.config.final_logit_softcapping
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
@@ -215,6 +229,13 @@ class Decoder:
         """Bytes of all weights in memory; a tied table counts once."""
         return self._plan.weight_bytes
 
+    def rotary_bytes(self, max_model_len: int) -> int:
+        """Bytes of the tables that ``prepare`` makes."""
+        different = dict.fromkeys(self._rotary)
+        return sum(
+            r.nbytes if isinstance(r, DeviceRotary) else table_bytes(r, max_model_len) for r in different
+        )
+
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
         """Shape of each layer's key cache and value cache."""
         return (num_blocks, block_size, self.config.num_key_value_heads, self.config.head_dim)
@@ -229,3 +250,8 @@ class Decoder:
         keys = [rotary.prefix_cache_key(prompt_len) for rotary in dict.fromkeys(self._rotary)]
         named = [key for key in keys if key is not None]
         return "|".join(named) if named else None
+
+
+def _rounded(value: float | None, dtype: torch.dtype) -> float | None:
+    """Rounded to ``dtype``: transformers keeps the embedding's scale in the type of the weights."""
+    return None if value is None else float(torch.tensor(value, dtype=dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferx.errors import LoadError
+from inferx.layers.placement import CPU, Placement
 from inferx.loader.checkpoint import Checkpoint
 from inferx.models.decoder import Decoder
 from inferx.models.gemma3 import Gemma3
@@ -30,16 +31,22 @@ def model_class(architecture: str) -> type[Decoder]:
     return family
 
 
-def build_model(checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> Decoder:
-    """The model of a checkpoint with its weights packed in memory.
+def build_model(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    placement: Placement = CPU,
+) -> Decoder:
+    """The model of a checkpoint with its weights in memory, packed or dense as ``placement`` says.
 
     dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16", "float16" convert matrices that are
-    not quantised.  Activations are float32 on the CPU either way.
+    not quantised.  Activations are float32 on the CPU either way; elsewhere ``placement`` has their type,
+    which dense weights share.
     progress: called with the bytes read so far (of ``checkpoint.weight_bytes``, less what is not needed).
     Raises LoadError naming the file and tensor when something is missing, wrongly shaped, unknown or
     overflows.
     """
-    weights = WeightPlan(checkpoint, dtype, progress)
+    weights = WeightPlan(checkpoint, dtype, progress, placement)
     model = model_class(checkpoint.config.architecture)(checkpoint.config, weights)
     weights.load()
     return model

@@ -1,8 +1,9 @@
-"""From a checkpoint to packed weights: declare what the model needs, check it all, then read it once.
+"""From a checkpoint to weights in memory: declare what the model needs, check it all, then read it once.
 
 A model asks a ``WeightPlan`` for its layers.  Each request is checked against the checkpoint's index at once
 (a missing or wrongly shaped tensor ends the load before anything is read), and ``load`` then streams one
-tensor at a time into the layers, so the peak is the packed weights plus the tensors of one layer object.
+tensor at a time into the layers, so the peak is the weights plus the tensors of one layer object.  On a
+device the host holds less than that: ``dense`` converts a tensor piece by piece.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from inferx import ops
 from inferx.errors import LoadError
 from inferx.layers.linear import AnyLinear, Linear, MergedLinear
 from inferx.layers.norm import RMSNorm
+from inferx.layers.placement import CPU, Placement
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
-from inferx.ops import PackedWeight
+from inferx.models import dense
+from inferx.ops import AnyWeight, DenseWeight, PackedWeight
 
 Progress = Callable[[int], None]
 
@@ -31,12 +34,12 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 MAX_NAMES_IN_MESSAGE = 5
 
 
-class PackedMatrix:
+class Matrix:
     """A weight that more than one layer may use (an embedding table tied to the output head)."""
 
     __slots__ = ("weight",)
 
-    weight: PackedWeight
+    weight: AnyWeight
 
 
 class WeightPlan:
@@ -45,19 +48,28 @@ class WeightPlan:
     dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16" and "float16" convert matrices that
     are not quantised.  Norm weights and biases are float32 always.
     progress: called with the bytes read so far (as stored) after each tensor.
+    placement: a dense one holds all matrices and biases in its dtype, whatever ``dtype`` says, and norm
+    weights in float32, which the ops take beside any type.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str = "auto",
+        progress: Progress | None = None,
+        placement: Placement = CPU,
+    ) -> None:
         if dtype != "auto" and dtype not in DTYPES:
             raise LoadError(f"dtype: expected auto, {', '.join(DTYPES)}, got {dtype!r}")
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
+        self.placement = placement
         self._steps: list[Callable[[], None]] = []
         self._declared: set[str] = set()
         self._bytes_read = 0
         self.source = checkpoint.path
-        self.weight_bytes = 0  # of the packed weights, complete after load()
+        self.weight_bytes = 0  # of the weights in memory, complete after load()
 
     def linear(
         self, names: str | Sequence[str], sizes: int | Sequence[int], in_features: int, *, bias: bool = False
@@ -90,13 +102,13 @@ class WeightPlan:
         assert isinstance(layer, Linear)
         return layer
 
-    def matrix(self, name: str, rows: int, columns: int) -> PackedMatrix:
-        """``name`` [rows, columns], packed."""
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """``name`` [rows, columns], by itself."""
         self._declare(name, (rows, columns))
-        target = PackedMatrix()
+        target = Matrix()
 
         def fill() -> None:
-            target.weight = self._pack([name])
+            target.weight = self._weight([name])
 
         self._steps.append(fill)
         return target
@@ -107,9 +119,11 @@ class WeightPlan:
         norm = RMSNorm(eps)
 
         def fill() -> None:
-            norm.weight = self._vector(name)
+            weight = self._vector(name)
             if offset:
-                norm.weight += offset
+                weight += offset
+            norm.weight = weight.to(self.placement.device)
+            self.weight_bytes += norm.weight.nbytes
 
         self._steps.append(fill)
         return norm
@@ -159,16 +173,34 @@ class WeightPlan:
         return info
 
     def _target(self, info: TensorInfo) -> str:
-        """The type that the tensor is packed from."""
+        """The type that the tensor is packed from; on a device all have one."""
+        if self.placement.dense:
+            return "dense"
         return info.dtype if info.quantised or self._dtype == "auto" else DTYPES[self._dtype][0]
 
     def _add_fill(self, layer: Linear, names: list[str], bias: bool) -> None:
         self._steps.append(lambda: self._fill(layer, names, bias))
 
     def _fill(self, layer: Linear, names: list[str], bias: bool) -> None:
-        layer.weight = self._pack([f"{name}.weight" for name in names])
+        layer.weight = self._weight([f"{name}.weight" for name in names])
         if bias:
-            layer.bias = torch.cat([self._vector(f"{name}.bias") for name in names])
+            vectors = [self._vector(f"{name}.bias") for name in names]
+            layer.bias = torch.cat(vectors).to(self.placement.device, self.placement.dtype)
+            self.weight_bytes += layer.bias.nbytes
+
+    def _weight(self, names: list[str]) -> AnyWeight:
+        weight = self._dense(names) if self.placement.dense else self._pack(names)
+        self.weight_bytes += weight.nbytes
+        return weight
+
+    def _dense(self, names: list[str]) -> DenseWeight:
+        """The matrices under one another, each read when its turn comes."""
+        infos = [self._checkpoint.tensors[name] for name in names]
+        rows = [info.shape[0] for info in infos]
+        target = self.placement.empty(sum(rows), infos[0].shape[1])
+        for name, part in zip(names, target.split(rows), strict=True):
+            dense.fill(part, self._read(name))
+        return DenseWeight(target)
 
     def _pack(self, names: list[str]) -> PackedWeight:
         raws = [self._read(name) for name in names]
@@ -176,11 +208,9 @@ class WeightPlan:
         data = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         rows = sum(raw.info.shape[0] for raw in raws)
         try:
-            packed = ops.pack_weight(data, self._target(raws[0].info), (rows, raws[0].info.shape[1]))
+            return ops.pack_weight(data, self._target(raws[0].info), (rows, raws[0].info.shape[1]))
         except ValueError as error:
             raise LoadError(f"{raws[0].info.file}: tensor {', '.join(names)}: {error}") from error
-        self.weight_bytes += packed.nbytes
-        return packed
 
     def _vector(self, name: str) -> torch.Tensor:
         raw = self._read(name)
@@ -188,9 +218,7 @@ class WeightPlan:
             raise LoadError(
                 f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector"
             )
-        vector = raw.data.to(torch.float32, copy=True)
-        self.weight_bytes += vector.nbytes
-        return vector
+        return raw.data.to(torch.float32, copy=True)
 
     def _read(self, name: str) -> RawTensor:
         raw = self._checkpoint.read(name)
@@ -202,12 +230,4 @@ class WeightPlan:
     def _convert(self, raw: RawTensor) -> torch.Tensor:
         if self._target(raw.info) == raw.info.dtype:
             return raw.data
-        converted = raw.data.to(DTYPES[self._dtype][1])
-        overflowed = int((raw.data.isfinite() & ~converted.isfinite()).sum())
-        if overflowed:
-            largest = raw.data.float().abs().max()
-            raise LoadError(
-                f"{raw.info.file}: tensor {raw.info.name}: {overflowed} of {converted.numel()} values are "
-                f"beyond {self._dtype}'s range (largest {largest:.4g}); use dtype bfloat16 or float32"
-            )
-        return converted
+        return dense.converted(raw.data, DTYPES[self._dtype][1], raw.info)

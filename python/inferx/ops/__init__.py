@@ -12,11 +12,13 @@ from inferx.ops.attention import merge_attn_states, paged_attention
 from inferx.ops.cache import copy_blocks, reshape_and_cache_flash
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
-from inferx.ops.linear import PackedWeight, linear, pack_weight, packed_nbytes
+from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
 from inferx.ops.norm import fused_add_rms_norm, rms_norm
 from inferx.ops.rotary import rotary_embedding
 
 __all__ = [
+    "AnyWeight",
+    "DenseWeight",
     "PackedWeight",
     "build_info",
     "copy_blocks",

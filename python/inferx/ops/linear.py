@@ -1,4 +1,4 @@
-"""Linear layers over packed weights."""
+"""Linear layers over packed weights (CPU kernels) and dense ones (torch's matrix products, on a device)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from inferx import _C
 
-__all__ = ["PackedWeight", "linear", "pack_weight", "packed_nbytes"]
+__all__ = ["AnyWeight", "DenseWeight", "PackedWeight", "linear", "pack_weight", "packed_nbytes"]
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -44,6 +44,39 @@ class PackedWeight:
         return f"PackedWeight(shape={self.shape}, dtype={self.dtype!r}, nbytes={self.nbytes})"
 
 
+class DenseWeight:
+    """A weight matrix [N, K] as a plain tensor, for devices whose matrix products are torch's.
+
+    Attributes:
+        tensor: [N, K], float32, float16 or bfloat16, contiguous.
+        shape, dtype, nbytes: as for :class:`PackedWeight`.
+    """
+
+    __slots__ = ("dtype", "nbytes", "shape", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dim() != 2 or tensor.dtype not in _DENSE_TYPES or not tensor.is_contiguous():
+            raise ValueError(
+                "DenseWeight: tensor: expected a contiguous float32, float16 or bfloat16 [N, K], got "
+                f"{tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}"
+            )
+        self.tensor = tensor
+        self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
+        self.dtype: str = _DENSE_TYPES[tensor.dtype]
+        self.nbytes: int = tensor.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """The matrix as float32 [N, K]."""
+        return self.tensor.float()
+
+    def __repr__(self) -> str:
+        return f"DenseWeight(shape={self.shape}, dtype={self.dtype!r}, device={str(self.tensor.device)!r})"
+
+
+AnyWeight = PackedWeight | DenseWeight
+_DENSE_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
 def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedWeight:
     """Repacks a weight matrix for :func:`linear` and :func:`inferx.ops.embedding`.
 
@@ -77,32 +110,62 @@ def packed_nbytes(dtype: str, shape: Sequence[int]) -> int:
 
 def linear(
     x: torch.Tensor,
-    weight: PackedWeight,
+    weight: AnyWeight,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + bias in float32.
+    """x W^T + bias.
 
-    Every output element is summed over K in one fixed order, so a row's result has the same bits whatever
-    the other rows, the number of rows and the number of threads.  (They may differ between instruction
-    sets.)
+    Over a packed weight, in float32: every output element is summed over K in one fixed order, so a row's
+    result has the same bits whatever the other rows, the number of rows and the number of threads.  (They
+    may differ between instruction sets.)  Over a dense weight, in its type, by torch: bits may depend on
+    the number of rows.
 
     Args:
-        x: float32 [..., K], the last dimension contiguous, rows at one distance.
+        x: float32 (dense: the weight's type) [..., K], the last dimension contiguous, rows at one distance.
         weight: [N, K].
-        bias: float32 [N], added last.
-        out: float32 [..., N] to write to, for example a range of columns of a wider tensor; it may not
-            overlap ``x``.
+        bias: float32 (dense: the weight's type) [N], added last.
+        out: [..., N] to write to, for example a range of columns of a wider tensor; it may not overlap
+            ``x``.
 
     Returns:
-        float32 [..., N], or ``out``.
+        [..., N] of x's type, or ``out``.
 
     Raises:
         ValueError: a shape, dtype, device or stride that does not fit.
     """
+    if type(weight) is DenseWeight:
+        return _dense_linear(x, weight.tensor, bias, out)
     if type(weight) is not PackedWeight:
-        raise TypeError(f"linear: weight: expected a PackedWeight, got {type(weight).__name__}")
+        raise TypeError(
+            f"linear: weight: expected a PackedWeight or DenseWeight, got {type(weight).__name__}"
+        )
     if out is None:
         out = torch.empty(*x.shape[:-1], weight.shape[0], dtype=torch.float32)
     _C.linear(out, x, weight.handle, bias)
+    return out
+
+
+def _dense_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if x.dtype != weight.dtype or x.device != weight.device or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: x: expected {weight.dtype} [..., {weight.shape[1]}] on {weight.device}, "
+            f"got {x.dtype} {list(x.shape)} on {x.device}"
+        )
+    if out is None:
+        return torch.nn.functional.linear(x, weight, bias)
+    expected = (*x.shape[:-1], weight.shape[0])
+    # torch would resize it.
+    if out.shape != expected or out.dtype != weight.dtype or out.device != weight.device:
+        raise ValueError(
+            f"linear: out: expected {weight.dtype} {list(expected)} on {weight.device}, "
+            f"got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    rows, columns = x.reshape(-1, x.shape[-1]), out.view(-1, weight.shape[0])
+    if bias is None:
+        torch.mm(rows, weight.t(), out=columns)
+    else:
+        torch.addmm(bias, rows, weight.t(), out=columns)
     return out
