@@ -7,7 +7,6 @@
 #include "bindings/bindings.h"
 #include "bindings/check.h"
 #include "cpu/attention_plan.h"
-#include "cpu/reshape_and_cache.h"
 
 namespace py = pybind11;
 
@@ -27,53 +26,6 @@ void check_caches(const char* op, const TensorRef& key_cache, const TensorRef& v
       .same_dtype("key_cache", key_cache)
       .last_dim_contiguous();
   if (key_cache.size(1) < 1) Arg(op, "key_cache", key_cache).expected("a block size of at least 1", "0");
-}
-
-void reshape_and_cache_flash(const TensorRef& key, const TensorRef& value, const TensorRef& key_cache,
-                             const TensorRef& value_cache, const TensorRef& slot_mapping) {
-  constexpr const char* op = "reshape_and_cache_flash";
-  Sym T{"T"};
-  check_caches(op, key_cache, value_cache);
-  Arg(op, "key_cache", key_cache).not_self_overlapping();
-  Arg(op, "value_cache", value_cache).not_self_overlapping();
-  Arg(op, "key", key)
-      .on_cpu()
-      .dtype(kFloats)
-      .shape({T, key_cache.size(2), key_cache.size(3)})
-      .last_dim_contiguous();
-  Arg(op, "value", value).on_cpu().same_dtype("key", key).same_shape("key", key).last_dim_contiguous();
-  Arg(op, "slot_mapping", slot_mapping).on_cpu().dtype({DType::i64}).shape({T}).contiguous();
-  // Keys and values may be interleaved in one buffer in ways that are hard to prove apart; never the same.
-  if (key_cache.data == value_cache.data && value_cache.numel() > 0) {
-    fail_expected(op, "value_cache", "memory apart from that of key_cache", "the same");
-  }
-  for (const auto& [cache_name, cache] :
-       {std::pair<const char*, const TensorRef&>{"key_cache", key_cache}, {"value_cache", value_cache}}) {
-    check_disjoint(op, cache_name, cache, "key", key);
-    check_disjoint(op, cache_name, cache, "value", value);
-  }
-  const int64_t slots = key_cache.size(0) * key_cache.size(1);
-  const int64_t* slot = slot_mapping.ptr<int64_t>();
-  for (int64_t t = 0; t < T.value; ++t) {  // all of them before anything is written
-    if (slot[t] < -1 || slot[t] >= slots) {
-      fail_expected(op, "slot_mapping", "slots from 0 to " + std::to_string(slots - 1) + ", or -1 to skip",
-                    std::to_string(slot[t]) + " at " + at(t));
-    }
-  }
-  cpu::ReshapeAndCacheParams params{
-      {key.data, key.stride(0), key.stride(1)},
-      {value.data, value.stride(0), value.stride(1)},
-      {key_cache.data, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2)},
-      {value_cache.data, value_cache.stride(0), value_cache.stride(1), value_cache.stride(2)},
-      key.dtype,
-      key_cache.dtype,
-      slot,
-      T.value,
-      key.size(1),
-      key.size(2),
-      key_cache.size(1)};
-  py::gil_scoped_release release;
-  cpu::reshape_and_cache_flash(params);
 }
 
 void check_lengths(const char* op, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t batch,
@@ -293,8 +245,6 @@ py::tuple attention_plan(const TensorRef& cu_seqlens_q, const TensorRef& seq_len
 }  // namespace
 
 void bind_attention(py::module_& m) {
-  m.def("reshape_and_cache_flash", &reshape_and_cache_flash, py::arg("key"), py::arg("value"),
-        py::arg("key_cache"), py::arg("value_cache"), py::arg("slot_mapping"));
   m.def("paged_attention", &paged_attention, py::arg("out"), py::arg("lse"), py::arg("query"),
         py::arg("key_cache"), py::arg("value_cache"), py::arg("block_tables"), py::arg("cu_seqlens_q"),
         py::arg("seq_lens"), py::arg("scale"), py::arg("window") = 0, py::arg("softcap") = 0.0,

@@ -17,12 +17,20 @@ struct CacheOutput {
   int64_t stride_block, stride_slot, stride_head;
 };
 
+// What a float8 cache's values are divided by: head * stride is a head's; null for other caches, and for 1.
+struct CacheScale {
+  const float* data;
+  int64_t stride;
+};
+
+// Index 0 is the key, 1 the value.
 struct ReshapeAndCacheParams {
-  CacheInput key, value;
-  CacheOutput key_cache, value_cache;
-  DType input_dtype, cache_dtype;  // float32, float16 or bfloat16
-  const int64_t* slot_mapping;     // [T]; negative skips; otherwise below num_blocks * block_size
-  int64_t num_tokens, num_heads, head_dim, block_size;
+  CacheInput input[2];
+  CacheOutput cache[2];
+  CacheScale scale[2];
+  DType input_dtype, cache_dtype;  // float32, float16, bfloat16; the cache also float8_e4m3fn
+  const int64_t* slot_mapping;     // [T]; negative skips; otherwise below num_slots
+  int64_t num_tokens, num_heads, head_dim, block_size, num_slots;
 };
 
 struct ReshapeAndCacheKernels {

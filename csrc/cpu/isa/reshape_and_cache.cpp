@@ -1,10 +1,15 @@
-// Keys and values into the paged cache, rounded to nearest even where the cache is narrower.
+// Keys and values into the paged cache, rounded to nearest even where the cache is narrower; float8
+// saturates.
 #include "cpu/reshape_and_cache.h"
 
 #include "cpu/isa/attention_simd.h"
 
 namespace inferx::cpu::INFERX_ISA {
 namespace {
+
+struct E4M3 {
+  uint8_t bits;
+};
 
 INFERX_INLINE uint32_t float_bits(float x) {
   uint32_t bits;
@@ -34,6 +39,19 @@ INFERX_INLINE void narrow(float x, F16* out) {
   out->bits = static_cast<uint16_t>(half | sign);
 }
 
+INFERX_INLINE void narrow(float x, E4M3* out) {
+  constexpr uint32_t kMax = 0x43e00000;  // 448, which infinity becomes too
+  const uint32_t sign = (float_bits(x) >> 24) & 0x80, magnitude = float_bits(x) & 0x7fffffff;
+  const uint32_t finite = magnitude < kMax ? magnitude : kMax;
+  float absolute;
+  memcpy(&absolute, &finite, 4);
+  // Below 2^-6 the steps are 2^-9, which is what a float near 2^14 resolves: the addition rounds.
+  const uint32_t subnormal = float_bits(absolute + 16384.0f) - float_bits(16384.0f);
+  const uint32_t normal = (finite - (120u << 23) + 0x7ffff + ((finite >> 20) & 1)) >> 20;
+  const uint32_t bits = (finite < (121u << 23) ? subnormal : normal) | sign;
+  out->bits = static_cast<uint8_t>(magnitude > 0x7f800000 ? 0x7f : bits);
+}
+
 template <class In, class Out>
 INFERX_INLINE void convert_row(const In* __restrict in, Out* __restrict out, int64_t n) {
   int64_t i = 0;
@@ -57,24 +75,38 @@ INFERX_INLINE void convert_row(const T* in, T* out, int64_t n) {
   memcpy(out, in, static_cast<size_t>(n) * sizeof(T));
 }
 
+// The division is there for float8 caches only, which alone have scales.
+template <class In>
+INFERX_INLINE void convert_scaled_row(const In* __restrict in, E4M3* __restrict out, int64_t n, float scale) {
+  for (int64_t i = 0; i < n; ++i) narrow(widen(in[i]) / scale, out + i);
+}
 template <class In, class Out>
-void store_rows(const ReshapeAndCacheParams& p, const CacheInput& input, const CacheOutput& cache,
-                int64_t begin, int64_t end) {
+INFERX_INLINE void convert_scaled_row(const In* in, Out* out, int64_t n, float) {
+  convert_row(in, out, n);
+}
+
+template <class In, class Out>
+void store_rows(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_t end) {
+  const CacheInput& input = p.input[which];
+  const CacheOutput& cache = p.cache[which];
+  const CacheScale& scales = p.scale[which];
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = p.slot_mapping[token];
     if (slot < 0) continue;
     const In* in = static_cast<const In*>(input.data) + token * input.stride_token;
     Out* out = static_cast<Out*>(cache.data) + slot / p.block_size * cache.stride_block +
                slot % p.block_size * cache.stride_slot;
-    for (int64_t head = 0; head < p.num_heads; ++head)
-      convert_row(in + head * input.stride_head, out + head * cache.stride_head, p.head_dim);
+    for (int64_t head = 0; head < p.num_heads; ++head) {
+      const float scale = scales.data ? scales.data[head * scales.stride] : 1.0f;
+      convert_scaled_row(in + head * input.stride_head, out + head * cache.stride_head, p.head_dim, scale);
+    }
   }
 }
 
 template <class In, class Out>
 void store(const ReshapeAndCacheParams& p, int64_t begin, int64_t end) {
-  store_rows<In, Out>(p, p.key, p.key_cache, begin, end);
-  store_rows<In, Out>(p, p.value, p.value_cache, begin, end);
+  store_rows<In, Out>(p, 0, begin, end);
+  store_rows<In, Out>(p, 1, begin, end);
 }
 
 template <class In>
@@ -84,6 +116,8 @@ void store_from(const ReshapeAndCacheParams& p, int64_t begin, int64_t end) {
       return store<In, F16>(p, begin, end);
     case DType::bf16:
       return store<In, BF16>(p, begin, end);
+    case DType::f8e4m3:
+      return store<In, E4M3>(p, begin, end);
     default:
       return store<In, float>(p, begin, end);
   }

@@ -11,7 +11,7 @@ __all__ = ["copy_blocks", "reshape_and_cache_flash"]
 
 _reshape_and_cache_flash = register(
     "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_mapping) -> ()"
+    "Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None) -> ()"
 )
 _copy_blocks = register(
     "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()"
@@ -24,24 +24,28 @@ def reshape_and_cache_flash(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Writes the keys and values of T tokens into their slots of the paged cache, in place.
 
     Args:
-        key, value: [T, num_kv_heads, head_dim], float32, float16 or bfloat16; any strides with a contiguous
-            last dimension, so slices of a fused qkv do.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], float32, float16 or
-            bfloat16 (rounded to nearest even); any strides with a contiguous last dimension.
-        slot_mapping: int64 [T], block * block_size + offset of each token, -1 to skip it.  Two tokens with
-            one slot leave either's row, or a mix, there.
+        key, value: ``[T, num_kv_heads, head_dim]``, float32, float16 or bfloat16; any strides with a
+            contiguous last dimension, so slices of a fused qkv do.
+        key_cache, value_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, float32, float16,
+            bfloat16 (rounded to nearest even) or float8_e4m3fn; any strides with a contiguous last dimension.
+        slot_mapping: int64 ``[T]``, block * block_size + offset of each token, -1 to skip it.  Two tokens
+            with one slot leave either's row, or a mix, there.
+        k_scale, v_scale: for float8 caches: float32, one element or ``[num_kv_heads]``; what is stored is
+            ``value / scale``, saturated at +-448 (NaN stays NaN).  None is a scale of 1.
+
+    On a GPU the slots cannot be looked at: those out of range are skipped.
 
     Raises:
         ValueError: a shape, dtype, device, stride or slot is wrong.  Nothing has been written then.
     """
-    if is_compiling():
-        _reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
-    else:
-        kernels_for(key).reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)
+    call = _reshape_and_cache_flash if is_compiling() else kernels_for(key).reshape_and_cache_flash
+    call(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
