@@ -26,9 +26,14 @@ def admit(kv: KVManager, seq: Sequence) -> int:
     return seq.num_computed_tokens
 
 
-def compute(kv: KVManager, seq: Sequence) -> None:
+def finish_copies(kv: KVManager) -> None:
+    kv.take_copies()
     kv.finish_copies()
-    kv.advance(seq, seq.num_tokens - seq.num_computed_tokens)
+
+
+def compute(kv: KVManager, seq: Sequence) -> None:
+    finish_copies(kv)
+    kv.advance(seq, seq.num_tokens)
 
 
 def through(kv: KVManager, tokens: list[int], salt: str | None = None) -> int:
@@ -62,7 +67,7 @@ def test_a_partly_matching_block_is_copied_not_shared() -> None:
     assert kv.pending_copies() == [(first.block_table[1], second.block_table[1])]
     assert kv.pool.ref_counts[first.block_table[1]] == 2  # held until the copy has run
     kv.check_invariants([first, second])
-    kv.finish_copies()
+    finish_copies(kv)
     assert kv.pool.ref_counts[first.block_table[1]] == 1
     kv.check_invariants([first, second])
 
@@ -123,7 +128,7 @@ def test_generated_tokens_are_found_too() -> None:
     for token in range(10, 17):
         seq.token_ids.append(token)
         assert kv.allocate_slots(seq, 1)
-        kv.advance(seq, 1)
+        kv.advance(seq, seq.num_computed_tokens + 1)
     kv.free(seq)
     assert through(kv, [1, 2, 3, 10, 11, 12, 13, 14, 15, 16, 17]) == 8
 
@@ -136,7 +141,7 @@ def test_a_block_is_not_found_before_it_is_computed() -> None:
     kv.advance(seq, 7)
     assert kv.lookup(make(list(range(12)))).blocks == [seq.block_table[0]]
     assert kv.lookup(make(list(range(12)))).partial_tokens == 0
-    kv.advance(seq, 1)
+    kv.advance(seq, 8)
     assert kv.lookup(make(list(range(12)))).blocks == list(seq.block_table[:2])
 
 
@@ -206,7 +211,7 @@ def test_forks_share_everything_and_all_but_one_copy_to_write() -> None:
     assert len(set(last)) == 3
     assert last[2] == shared[1]  # two have left it, so the third may write in place
     assert sorted(kv.pending_copies()) == sorted((shared[1], b) for b in last[:2])
-    kv.finish_copies()
+    finish_copies(kv)
     kv.check_invariants(seqs)
 
 
@@ -241,7 +246,7 @@ def test_freeing_a_sequence_drops_its_pending_copies() -> None:
     other = make([50, 51, 52, 53, 54])
     admit(kv, other)
     assert target in other.block_table
-    kv.finish_copies()
+    finish_copies(kv)
     kv.check_invariants([*seqs[1:], other])
 
 

@@ -373,14 +373,18 @@ def test_steps_are_planned_and_finished_in_turn() -> None:
     sim = simulation()
     sim.add("a", prompt(10), params(5))
     out = sim.scheduler.schedule()
-    with pytest.raises(RuntimeError, match="has not been handed to update"):
+    behind = sim.scheduler.schedule()
+    with pytest.raises(RuntimeError, match="2 steps have not been handed to update"):
         sim.scheduler.schedule()
+    with pytest.raises(RuntimeError, match="not the oldest one in flight"):
+        sim.scheduler.update(behind, [5])
     with pytest.raises(ValueError, match=r"one entry per sample \(1\), got 0"):
         sim.scheduler.update(out, [])
-    sim.scheduler.update(out, sim.forward(out))
-    with pytest.raises(RuntimeError, match="not that of the last schedule"):
+    sim.scheduler.update(out, [5])
+    with pytest.raises(RuntimeError, match="not the oldest one in flight"):
         sim.scheduler.update(out, [5])
-    sim.run()
+    with pytest.raises(ValueError, match="must have a token or an error for .*'a'"):
+        sim.scheduler.update(behind, [None])
 
 
 def test_the_table_of_a_step_survives_an_abort() -> None:

@@ -2,13 +2,15 @@
 
     arrive -> waiting -> schedule(budget) -> batch -> forward -> sample -> update -> outputs
 
+On the CPU a step is over when it has been launched.  On a GPU the next step is planned and launched while
+one runs (``runner.steps_in_flight`` = 2): its decodes take their input tokens on the device.
+
 Whoever drives it (``LLMEngine`` in-process, ``engine.process`` behind sockets) adds requests between
 steps and passes the outputs on.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
@@ -16,14 +18,13 @@ import time
 from inferx.engine.args import EngineArgs
 from inferx.engine.loading import LoadedModel, load_model
 from inferx.engine.protocol import EngineOutput, EngineRequest, EngineStats, FinishReason
-from inferx.engine.request import Sequence
+from inferx.engine.request import Sequence, Status
 from inferx.engine.runner import ModelRunner
-from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState
+from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState, needs_history
 from inferx.engine.sampler import SampleResult, SampleRow
 from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, SequenceUpdate
+from inferx.engine.step_queue import StepQueue
 from inferx.engine.wire import EngineInfo
-
-logger = logging.getLogger("inferx.engine")
 
 
 class EngineCore:
@@ -47,6 +48,8 @@ class EngineCore:
             int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed
         )
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
+        self._with_history: set[str] = set()  # ids of requests whose sampling looks at their own output
+        self._steps = StepQueue(self.runner, self._state)
 
     @classmethod
     def load(cls, args: EngineArgs, *, show_progress: bool = False) -> EngineCore:
@@ -57,7 +60,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished()
+        return self.scheduler.has_unfinished() or len(self._steps) > 0
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request; InvalidRequestError when it can never run, QueueFullError when too many wait."""
@@ -67,11 +70,13 @@ class EngineCore:
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         row = SampleRow(params, request.prompt_token_ids, [], seed, 0)
         self._states[request.request_id] = {0: SampleState(row, request.arrival_time)}
+        if needs_history(params):
+            self._with_history.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
         """Drop every sample of a request and free its blocks; unknown ids are ignored."""
         self.scheduler.abort(request_id)
-        self._states.pop(request_id, None)
+        self._drop(request_id)
 
     def finish_sample(self, request_id: str, index: int) -> list[EngineOutput]:
         """The front end found a stop string: end that sample; returns its last message (or nothing)."""
@@ -89,56 +94,48 @@ class EngineCore:
     # ---- the step ----------------------------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        """Compute one batch; a message for every sample that got a token or ended."""
-        plan = self.scheduler.schedule()
-        try:
-            self._charge_start(plan, time.monotonic())
-            results, failed = self._execute(plan)
-            self._charge_end(plan, time.monotonic())
-        except BaseException:  # Ctrl-C in the middle: as if the step had not been
-            self.scheduler.abandon()
-            raise
-        updates = self.scheduler.update(plan, [_as_update(r) for r in results])
-        outputs = [
-            self._on_update(update, result)
-            for update, result in zip(updates, self._live_results(plan, results, updates), strict=True)
-        ]
-        for seq, message in failed:
-            outputs += self._fail(seq, message)
-        self._forget(outputs)
+        """Take one step's results; a message for every sample that got a token or ended.
+
+        The runner says how many steps may be under way.  With more than one, the steps behind are planned
+        and launched before this waits.
+        """
+        self._plan_ahead()
+        outputs = self._take_step() if self._steps else []
+        while self._steps.oldest is not None and not self._steps.oldest.scheduled:
+            self._take_step()  # an empty plan has nothing to say
         return outputs
 
-    def _execute(self, plan: SchedulerOutput) -> tuple[list[SampleResult], list[tuple[Sequence, str]]]:
-        """Results for every sample of the plan, and sequences that failed without being sampled.
+    def _plan_ahead(self) -> None:
+        while self._steps.has_room and self.scheduler.has_unfinished() and not self._awaits_tokens():
+            first = not self._steps
+            plan = self.scheduler.schedule()
+            now = time.monotonic()
+            self._charge_moves(plan, now)
+            if first:
+                self._charge_start(plan, now)
+            self._steps.launch(plan)
 
-        When the batch fails, its entries are run one by one, so that only the guilty ones end.  That is
-        safe because a step's writes depend on each sequence alone: doing them again changes nothing.
-        """
-        try:
-            self.runner.copy_blocks(plan.block_copies)
-            return self.runner.execute(plan.scheduled, self._state), []
-        except Exception:
-            logger.exception("a step of %d sequences failed; running them one by one", len(plan.scheduled))
-        results: list[SampleResult] = []
-        failed: list[tuple[Sequence, str]] = []
-        uncopied: Exception | None = None
-        try:
-            # Once more, before anyone writes: the copies may be what failed.
-            self.runner.copy_blocks(plan.block_copies)
-        except Exception as error:
-            uncopied = error  # nobody may read the blocks
-        for entry in plan.scheduled:
-            try:
-                if uncopied is not None:
-                    raise uncopied
-                results += self.runner.execute([entry], self._state)
-            except Exception as error:
-                message = f"the model failed on this request: {type(error).__name__}: {error}"
-                if entry.samples:
-                    results += [SampleResult(None, error=message) for _ in entry.samples]
-                else:
-                    failed.append((entry.seq, message))
-        return results, failed
+    def _awaits_tokens(self) -> bool:
+        """The next step would sample from a history that a step in flight is about to extend."""
+        newest = self._steps.newest
+        if newest is None or not self._with_history:
+            return False
+        return any(seq.request_id in self._with_history for seq in newest.samples)
+
+    def _take_step(self) -> list[EngineOutput]:
+        step = self._steps.take()
+        plan, now = step.plan, time.monotonic()
+        self._charge_end(plan, now)
+        updates = self.scheduler.update(plan, [_as_update(r) for r in step.results])
+        result_of = dict(zip(plan.samples, step.results, strict=True))
+        # Samples that ended meanwhile have no update.
+        outputs = [self._on_update(update, result_of[update.seq]) for update in updates]
+        for seq, message in step.failed:
+            outputs += self._fail(seq, message)
+        self._forget(outputs)
+        if self._steps.oldest is not None:
+            self._charge_start(self._steps.oldest, now)
+        return outputs
 
     def _fail(self, seq: Sequence, message: str) -> list[EngineOutput]:
         """End every sample of a prompt whose computation failed."""
@@ -148,24 +145,16 @@ class EngineCore:
             outputs.append(self._output(sample, [], "error", error=message))
         return outputs
 
-    @staticmethod
-    def _live_results(
-        plan: SchedulerOutput, results: list[SampleResult], updates: list[SequenceUpdate]
-    ) -> list[SampleResult]:
-        """The results that belong to ``updates``: samples that ended meanwhile have none."""
-        by_sequence = dict(zip(plan.samples, results, strict=True))
-        return [by_sequence[u.seq] for u in updates]
-
-    def _on_update(self, update: SequenceUpdate, result: SampleResult) -> EngineOutput:
+    def _on_update(self, update: SequenceUpdate, result: SampleResult | None) -> EngineOutput:
         seq = update.seq
         if update.token_id is None:
             return self._output(seq, [], update.finish_reason, error=update.error)
         state = self._state(seq)
-        first = state.row.step == 0
+        first = not state.row.output_token_ids
         state.note_token(update.token_id)
         output = self._output(seq, [update.token_id], update.finish_reason)
         output.stop_reason = update.stop_reason
-        if result.logprobs is not None:
+        if result is not None and result.logprobs is not None:
             output.logprobs = [result.logprobs]
         if first and state.row.params.prompt_logprobs is not None:
             output.prompt_logprobs = state.prompt_logprobs
@@ -190,7 +179,11 @@ class EngineCore:
         """Drop the states of requests that have ended, once all of their last messages are made."""
         for output in outputs:
             if output.finish_reason is not None and output.request_id not in self.scheduler.requests:
-                self._states.pop(output.request_id, None)
+                self._drop(output.request_id)
+
+    def _drop(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+        self._with_history.discard(request_id)
 
     def _state(self, seq: Sequence) -> SampleState:
         """The state of a sample; one of several gets its own when the prompt is complete."""
@@ -206,24 +199,42 @@ class EngineCore:
 
     # ---- time ----------------------------------------------------------------------------------------
 
-    def _charge_start(self, plan: SchedulerOutput, now: float) -> None:
+    # A step's time goes from the end of the step before it (or its planning, if none was under way) to its
+    # own end, so planning ahead changes only the buckets of those who enter or leave.
+
+    def _charge_moves(self, plan: SchedulerOutput, now: float) -> None:
         for seq in plan.preempted:
             self._state(seq).charge(now, PREEMPTED)
+        if plan.admitted or plan.resumed:
+            phases = {id(entry.seq): entry.phase for entry in plan.scheduled}
+            for seq in (*plan.admitted, *plan.resumed):
+                self._state(seq).charge(now, PHASE_BUCKETS[phases[id(seq)]])
+
+    def _charge_start(self, plan: SchedulerOutput, now: float) -> None:
         for entry in plan.scheduled:
-            self._state(entry.seq).charge(now, PHASE_BUCKETS[entry.phase])
+            if entry.seq.status is not Status.FINISHED:
+                self._state(entry.seq).charge(now, PHASE_BUCKETS[entry.phase])
         for seq in plan.scheduled_out:
-            self._state(seq).charge(now, SCHEDULED_OUT)
+            if seq.status is not Status.FINISHED:
+                self._state(seq).charge(now, SCHEDULED_OUT)
+        for leader in plan.forking:
+            for seq in leader.request.live_sequences():
+                self._state(seq).charge(now, SCHEDULED_OUT)
 
     def _charge_end(self, plan: SchedulerOutput, now: float) -> None:
         for entry in plan.scheduled:
-            self._state(entry.seq).charge(now)
-            for seq in entry.samples:
-                self._state(seq).charge(now)
+            if entry.seq.status is not Status.FINISHED:
+                self._state(entry.seq).charge(now)
+                for seq in entry.samples:
+                    self._state(seq).charge(now)
         for seq in plan.scheduled_out:
-            self._state(seq).charge(now)
+            if seq.status is not Status.FINISHED:
+                self._state(seq).charge(now)
 
 
-def _as_update(result: SampleResult) -> int | SampleError:
+def _as_update(result: SampleResult | None) -> int | SampleError | None:
+    if result is None:
+        return None
     if result.token_id is None:
         return SampleError(result.error or "no token could be sampled")
     return result.token_id

@@ -5,11 +5,13 @@ Rules:
 * A block is written only by a sequence that alone holds it, and never after it is full and recorded in
   the prefix cache.  A sequence that wants to write into a block it shares (after a fork) gets a copy.
 * Tables are append-only, except that copy on write replaces the last entry.
-* A block is recorded once it is full and its step is over (``advance``).  So a block can be shared
-  from the step after the one that computes it; no step reads what another sequence writes in it.
-* Copies (source, destination) are collected while a step is planned and run before its forward pass, all
-  at once.  Until ``finish_copies`` a source keeps one extra reference, so that it is neither handed out
-  nor evicted; destinations are fresh blocks, so no block is both.
+* A block is recorded once it is full and its step's results are in (``advance``).  So what a sequence
+  reads in blocks it shares was complete before any step in flight was planned, and a step that failed
+  can be run again, whatever was planned behind it.
+* Copies (source, destination) are collected while a step is planned (``take_copies``) and run before its
+  forward pass, all at once.  Until ``finish_copies``, when the step's results are in, a source keeps one
+  extra reference, so that it is neither handed out nor evicted; destinations are fresh blocks, so no
+  block is both.
 * At least the last token of a sequence is always computed: cached blocks hold K and V, not logits.
 * A prompt is taken in with all of its blocks or not at all; only decoding asks for more blocks later.
   A prefill under way can therefore never get stuck half-way.
@@ -17,6 +19,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferx.engine.block_pool import BlockAccountingError, BlockPool
@@ -42,8 +46,9 @@ class KVManager:
         self.caching = enable_prefix_caching
         self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, on_evict=self.cache.forget)
-        self._copies: dict[int, int] = {}  # destination -> source, planned and not yet run
-        self._pins: dict[int, int] = {}  # source -> references held for pending copies
+        self._copies: dict[int, int] = {}  # destination -> source, of the step that is being planned
+        self._copies_in_flight: deque[dict[int, int]] = deque()  # of the planned steps, the oldest first
+        self._pins: dict[int, int] = {}  # source -> references held for copies
         self._claims: dict[bytes, Sequence] = {}  # digest -> the running sequence that will compute it
 
     # Looking up
@@ -96,7 +101,8 @@ class KVManager:
         size = self.block_size
         hashes = seq.block_hashes
         parent = hashes[-1] if hashes else seq.request.root
-        for i in range(len(hashes), len(seq.token_ids) // size):
+        known = len(seq.token_ids) - (seq.token_source is not None)
+        for i in range(len(hashes), known // size):
             parent = block_digest(parent, seq.token_ids[i * size : (i + 1) * size].tobytes())
             hashes.append(parent)
 
@@ -183,7 +189,9 @@ class KVManager:
         parent.writable_end = child.writable_end = parent.num_computed_tokens
 
     def free(self, seq: Sequence, *, keep: bool = True) -> None:
-        """Take all blocks back, the last one first (I2 of the prefix cache), and drop pending copies.
+        """Take all blocks back, the last one first (I2 of the prefix cache), and let go of copies to them.
+
+        Steps in flight may still read and write them: they run before any step planned from now on.
 
         ``keep=False``: the content cannot be trusted, so what nobody else holds or continues is forgotten.
         """
@@ -191,9 +199,8 @@ class KVManager:
             if self._claims.get(digest) is seq:
                 del self._claims[digest]
         for block in reversed(seq.block_table):
-            source = self._copies.pop(block, None) if self.pool.ref_counts[block] == 1 else None
-            if source is not None:
-                self._unpin(source)  # before its parent, which is further down in this table
+            if self._pins and self.pool.ref_counts[block] == 1:
+                self._drop_copy(block)  # before its source's parent, which is further down in this table
             node = self.cache.node_of(block)
             if not keep and node is not None and not node.child_nodes and self.pool.ref_counts[block] == 1:
                 self.cache.forget(block)
@@ -219,15 +226,32 @@ class KVManager:
 
     # Copies
 
+    @property
+    def has_pins(self) -> bool:
+        """Some blocks are held only until the copies in flight are finished."""
+        return bool(self._pins)
+
     def pending_copies(self) -> list[tuple[int, int]]:
-        """(source, destination) of the copies to run before this step's forward pass, in any order."""
+        """(source, destination) of the copies for the step that is being planned, in any order."""
         return [(source, target) for target, source in self._copies.items()]
 
+    def take_copies(self) -> list[tuple[int, int]]:
+        """``pending_copies``, now that the step is planned; each call is answered by a ``finish_copies``."""
+        copies = self.pending_copies()
+        self._copies_in_flight.append(self._copies)
+        self._copies = {}
+        return copies
+
     def finish_copies(self) -> None:
-        """The copies have run: let go of their sources."""
-        while self._copies:
-            _, source = self._copies.popitem()
+        """The oldest step in flight is over: let go of its copies' sources."""
+        for source in self._copies_in_flight.popleft().values():
             self._unpin(source)
+
+    def _drop_copy(self, target: int) -> None:
+        for copies in (self._copies, *self._copies_in_flight):
+            source = copies.pop(target, None)
+            if source is not None:
+                self._unpin(source)
 
     def _pin(self, block: int) -> None:
         self.pool.retain(block)
@@ -249,10 +273,10 @@ class KVManager:
         for digest in seq.block_hashes[seq.num_registered_blocks :]:
             self._claims.setdefault(digest, seq)
 
-    def advance(self, seq: Sequence, num_tokens: int) -> None:
-        """``num_tokens`` more tokens have been computed; record the blocks that became full."""
-        seq.num_computed_tokens += num_tokens
-        full = seq.num_computed_tokens // self.block_size
+    def advance(self, seq: Sequence, end: int) -> None:
+        """The tokens before ``end`` have been computed; record the blocks that became full."""
+        seq.num_computed_tokens = end
+        full = end // self.block_size
         if full > seq.num_registered_blocks and self.caching:
             self._hash_blocks(seq)
             for i in range(seq.num_registered_blocks, full):
@@ -289,8 +313,11 @@ class KVManager:
                 high = mid
         return max(0, seq.num_computed_tokens - low * self.block_size)
 
-    def check_invariants(self, holders: list[Sequence]) -> None:
-        """Raise BlockAccountingError unless the counts agree with the tables of ``holders``.  O(pool)."""
+    def check_invariants(self, holders: list[Sequence], confirmed: Mapping[int, int] | None = None) -> None:
+        """Raise BlockAccountingError unless the counts agree with the tables of ``holders``.  O(pool).
+
+        confirmed: id of a sequence -> its computed tokens without those of steps in flight.
+        """
         pool = self.pool
         pool.check_invariants()
         self.cache.check_invariants(pool.ref_counts, pool.evictable_blocks())
@@ -301,25 +328,28 @@ class KVManager:
             for block in seq.block_table:
                 counts[block] += 1
         pins: dict[int, int] = {}
-        for source in self._copies.values():
+        copies = [copy for step in (self._copies, *self._copies_in_flight) for copy in step.items()]
+        for _, source in copies:
             counts[source] += 1
             pins[source] = pins.get(source, 0) + 1
         if counts != pool.ref_counts:
             wrong = [(b, pool.ref_counts[b], n) for b, n in enumerate(counts) if pool.ref_counts[b] != n]
             raise BlockAccountingError(f"(block, reference count, holders) disagree: {wrong}")
-        if pins != self._pins or pins.keys() & self._copies.keys():
-            raise BlockAccountingError(f"pending copies {self._copies} disagree with their pins {self._pins}")
-        self._check_sequences(holders)
+        targets = {target for target, _ in copies}
+        if pins != self._pins or pins.keys() & targets or len(targets) < len(copies):
+            raise BlockAccountingError(f"copies {copies} disagree with their pins {self._pins}")
+        self._check_sequences(holders, confirmed or {})
 
-    def _check_sequences(self, holders: list[Sequence]) -> None:
+    def _check_sequences(self, holders: list[Sequence], confirmed: Mapping[int, int]) -> None:
         running = {id(seq) for seq in holders}
         if any(id(seq) not in running for seq in self._claims.values()):
             raise BlockAccountingError("a sequence that does not run claims a block")
         for seq in holders:
             if len(seq.block_table) * self.block_size < seq.num_computed_tokens:
                 raise BlockAccountingError(f"{seq!r} has more computed tokens than its blocks hold")
-            if self.caching and seq.num_registered_blocks != seq.num_computed_tokens // self.block_size:
+            full = confirmed.get(id(seq), seq.num_computed_tokens) // self.block_size
+            if self.caching and seq.num_registered_blocks != full:
                 raise BlockAccountingError(f"{seq!r} recorded {seq.num_registered_blocks} blocks")
-            for i in range(seq.num_computed_tokens // self.block_size, len(seq.block_table)):
+            for i in range(full, len(seq.block_table)):
                 if self.cache.node_of(seq.block_table[i]) is not None:
                     raise BlockAccountingError(f"{seq!r} would write into a block others may look up")

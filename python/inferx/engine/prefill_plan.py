@@ -38,9 +38,9 @@ class PrefillPlan:
         self.headroom = 0
         self.admitting = bool(scheduler.waiting) and not out.preempted
         if self.admitting:
-            self.free_slots = self.config.max_num_seqs - sum(
-                seq.request.num_slots(seq) for seq in scheduler.running
-            )
+            slots = sum(seq.request.num_slots(seq) for seq in scheduler.running)
+            # Who only awaits his last token takes part in no step from now on.
+            self.free_slots = self.config.max_num_seqs - slots + len(out.ending)
             growing = [seq for seq in scheduler.running if scheduler.can_grow(seq)]
             self.headroom = sum(seq.request.num_slots(seq) for seq in growing)
 

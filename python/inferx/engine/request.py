@@ -41,10 +41,12 @@ Order = tuple[int, float, int, int]
 
 class Sequence:
     """One sample.  ``token_ids`` is the prompt followed by the output; all lists grow at the end only,
-    except that the last entry of ``block_table`` changes when the block is copied on write.
+    except that the last entry of ``block_table`` changes when the block is copied on write, and that the
+    last of ``token_ids`` may be pending: PENDING_TOKEN until the step that samples it is updated.
 
     block_table: int32, entry i holds positions [i * block_size, (i + 1) * block_size).
-    num_computed_tokens: leading tokens whose K and V are in those blocks.
+    num_computed_tokens: leading tokens whose K and V are in those blocks, or will be once the steps in
+    flight are over that were planned before the last one.
     Counters: num_cached_tokens (prompt tokens found in the prefix cache at the first admission),
     num_computed_prompt_tokens, num_recomputed_tokens, num_prefill_chunks (recompute chunks included),
     num_decode_steps, num_preemptions.  A fork starts with the leader's counters.
@@ -73,6 +75,7 @@ class Sequence:
         "status",
         "stop_reason",
         "token_ids",
+        "token_source",
         "writable_end",
     )
 
@@ -86,6 +89,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
         self.error: str | None = None
+        # While the last of token_ids is pending: which sample of the step in flight it is.
+        self.token_source: int | None = None
 
         self.block_table: array[int] = array("i")
         self.num_computed_tokens = 0
@@ -124,6 +129,17 @@ class Sequence:
     def finished(self) -> bool:
         """Its answer is complete.  A leader may still be computing the prompt for the others."""
         return self.finish_reason is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """The step in flight samples its last token, whatever that is."""
+        return self.token_source is not None and self.num_output_tokens >= self.request.max_output_tokens
+
+    def drop_pending(self) -> None:
+        """Forget the pending token; without one, nothing."""
+        if self.token_source is not None:
+            self.token_ids.pop()
+            self.token_source = None
 
     def __repr__(self) -> str:
         return (

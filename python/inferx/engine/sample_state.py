@@ -7,6 +7,7 @@ import msgspec
 from inferx.engine.protocol import RequestMetrics, TokenLogprobs
 from inferx.engine.request import Phase, Sequence
 from inferx.engine.sampler import SampleRow
+from inferx.sampling_params import SamplingParams
 
 QUEUE = "queue_time"
 PREEMPTED = "stall_preempted_time"
@@ -16,6 +17,16 @@ PHASE_BUCKETS = {
     Phase.DECODE: "decode_time",
     Phase.RECOMPUTE: "stall_recompute_time",
 }
+
+
+def needs_history(params: SamplingParams) -> bool:
+    """Whether a token's choice depends on the output tokens before it, other than through the model."""
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or any(len(words) > 1 for words in params.bad_words_token_ids or ())
+    )
 
 
 class SampleState:
@@ -57,7 +68,6 @@ class SampleState:
         if self.metrics.time_to_first_token is None:
             self.metrics.time_to_first_token = self._mark - self.metrics.arrival_time
         self.row.output_token_ids.append(token_id)  # type: ignore[attr-defined]
-        self.row.step += 1
 
     def final_metrics(self, seq: Sequence) -> RequestMetrics:
         """The complete record of a finished sample."""

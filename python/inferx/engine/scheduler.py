@@ -16,12 +16,14 @@ How to use it, once per step::
 
 ``abort(request_id)`` and ``finish(request_id, index, reason)`` may be called at any time, also between
 ``schedule`` and ``update``: the blocks are free at once, but nothing is handed out before the next
-``schedule``.  ``update`` must follow each ``schedule``.
+``schedule``.  Each ``schedule`` is followed by its ``update``, in order; see "Two steps in flight" for how
+much later.
 
 For the latency split: ``output.admitted`` (first time in a step: queueing ends), ``output.resumed`` (after
 a preemption), ``output.preempted``, ``output.scheduled_out`` (running, left out for lack of budget), and
-``e.phase`` of each scheduled sequence.  Every running sequence is in exactly one of ``scheduled`` and
-``scheduled_out``.  Sequences forked from a leader appear from the next step on.
+``e.phase`` of each scheduled sequence.  Every running sequence is in exactly one of ``scheduled``,
+``scheduled_out`` and, with another step in flight, ``ending`` and ``forking``.  Sequences forked from a
+leader appear from the next step on.
 
 Policy
 ------
@@ -57,6 +59,26 @@ then the pool is its own, which is enough: its length is limited to the pool's, 
 there.  So the first in order always advances to its end; then another one is first.  A preempted one
 stands in the queue before all that arrived later, and admission stops at it, so the number of sequences
 that can finish before it is finite.
+
+Two steps in flight
+-------------------
+While a step runs on a GPU the next one is planned and launched: ``schedule`` may be called once more before
+``update`` of the step before, as long as the device runs steps in the order of their plans.  What is
+answered to whom is the same as with one step at a time.
+
+*Going on without the token.*  The second ``schedule`` takes it that the step in flight computes what it
+was planned to.  Its samples get a *pending* token, which ``update`` puts in later; a decode that goes on
+from it says which sample it is (``token_source``).  Positions, blocks and ends by length are known without
+it, and nobody is scheduled beyond his last token.  Ends by anything else come to light in ``update``: the
+sequence's entry in the step behind is then computed for nothing and its result ignored.
+
+*Blocks* freed in ``update`` or by ``abort`` may be handed out in the next plan, as that runs later.  For
+the same reason a sequence may be preempted while its step runs; the token it gets there is taken in.
+
+*Nothing between steps in flight but the sequence itself.*  Blocks are recorded for sharing in ``update``,
+and leaders are forked there (so a prompt with n > 1 pauses for a step).  So whatever fails in a step,
+it can be run again as planned, for all sequences that still run; then the step behind it, likewise.  For
+those that do not (they ended, or were preempted) the result is None.
 """
 
 from __future__ import annotations
@@ -71,6 +93,7 @@ from inferx.engine.prefix_cache import root_digest
 from inferx.engine.protocol import EngineRequest, EngineStats, FinishReason
 from inferx.engine.request import ORDER, Phase, Request, Sequence, Status, remove_ordered
 from inferx.engine.scheduler_output import (
+    PENDING_TOKEN,
     SampleError,
     ScheduledSequence,
     SchedulerOutput,
@@ -79,6 +102,7 @@ from inferx.engine.scheduler_output import (
 from inferx.errors import InferxError, InvalidRequestError
 
 __all__ = [
+    "MAX_IN_FLIGHT",
     "QueueFullError",
     "SampleError",
     "ScheduledSequence",
@@ -86,6 +110,9 @@ __all__ = [
     "SchedulerOutput",
     "SequenceUpdate",
 ]
+
+# Steps that may be planned and not yet updated.
+MAX_IN_FLIGHT = 2
 
 
 class QueueFullError(InferxError):
@@ -103,7 +130,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Sequence] = []  # sorted by order
         self.waiting: list[Sequence] = []  # sorted by order
-        self._in_flight: SchedulerOutput | None = None
+        self._in_flight: list[SchedulerOutput] = []  # planned, not updated; the oldest first
         self._num_arrived = 0
         self._stats = EngineStats(num_blocks=config.num_blocks)
 
@@ -203,6 +230,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
+        seq.drop_pending()
         request = seq.request
         live = request.live_sequences()
         if not request.forked and live:
@@ -225,48 +253,75 @@ class Scheduler:
     # Planning a step
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step.  Blocks it names are valid until the ``schedule`` after this one."""
-        if self._in_flight is not None:
-            raise RuntimeError("schedule: the step before has not been handed to update")
+        """Plan the next step; with one in flight, as if that had gone well (its plan may then be empty)."""
+        if len(self._in_flight) == MAX_IN_FLIGHT:
+            raise RuntimeError(f"schedule: {MAX_IN_FLIGHT} steps have not been handed to update")
         out = SchedulerOutput()
-        prefills = self._schedule_decodes(out)
+        candidates = self._go_on(out) if self._in_flight else self.running[:]
+        prefills = self._schedule_decodes(out, candidates)
         out.num_decodes = out.total_num_tokens = len(out.scheduled)
         if prefills or self.waiting:
             PrefillPlan(self, out, prefills).run()
-        scheduled = {id(e.seq) for e in out.scheduled} if len(out.scheduled) < len(self.running) else None
-        if scheduled is not None:
-            out.scheduled_out = [seq for seq in self.running if id(seq) not in scheduled]
-        out.block_copies = self.kv.pending_copies()
-        self._in_flight = out
+        if len(out.scheduled) < len(self.running):
+            placed = {id(e.seq) for e in out.scheduled}.union(map(id, out.ending), map(id, out.forking))
+            out.scheduled_out = [seq for seq in self.running if id(seq) not in placed]
+        out.block_copies = self.kv.take_copies()
+        self._in_flight.append(out)
         return out
 
-    def _schedule_decodes(self, out: SchedulerOutput) -> list[Sequence]:
-        """Place every running sequence that lacks only its last token; returns the others."""
+    def _go_on(self, out: SchedulerOutput) -> list[Sequence]:
+        """Take the step in flight as done, its tokens pending; returns the running ones that can go on."""
+        source = 0
+        for entry in self._in_flight[0].scheduled:
+            seq = entry.seq
+            if seq.status is Status.RUNNING:
+                seq.num_computed_tokens = entry.first_position + entry.num_tokens
+                if entry.samples and seq.request.forked:
+                    seq.token_ids.append(PENDING_TOKEN)
+                    seq.token_source = source
+                    if seq.is_ending:
+                        out.ending.append(seq)
+                elif entry.samples:
+                    out.forking.append(seq)
+            source += len(entry.samples)
+        if not out.ending and not out.forking:
+            return self.running[:]
+        stay = {id(seq) for seq in (*out.ending, *out.forking)}
+        return [seq for seq in self.running if id(seq) not in stay]
+
+    def _schedule_decodes(self, out: SchedulerOutput, candidates: list[Sequence]) -> list[Sequence]:
+        """Place all of the candidates that lack only their last token; returns the others."""
         prefills: list[Sequence] = []
         scheduled = out.scheduled
         running, decode = Status.RUNNING, Phase.DECODE
-        for seq in self.running[:]:
+        for seq in candidates:
             if seq.status is not running:
                 continue  # preempted a moment ago
             position = seq.num_computed_tokens
             if len(seq.token_ids) - position > 1 or len(seq.token_ids) == seq.num_prompt_tokens:
                 prefills.append(seq)
             elif position < seq.writable_end or self._make_room(seq, out):
-                scheduled.append(ScheduledSequence(seq, position, 1, [seq], decode, seq.block_table))
+                scheduled.append(
+                    ScheduledSequence(seq, position, 1, [seq], decode, seq.block_table, seq.token_source)
+                )
         if out.preempted:
             prefills = [seq for seq in prefills if seq.status is running]
         return prefills
 
     def _make_room(self, seq: Sequence, out: SchedulerOutput) -> bool:
-        """Get a block for the next token of ``seq``, preempting as needed; False when it went itself."""
+        """Get a block for the next token of ``seq``, preempting as needed; False when there is none."""
         while not self.kv.allocate_slots(seq, 1):
-            victim = self._pick_victim()
+            if len(self.running) == 1 and self.kv.has_pins:
+                return False  # a step in flight still holds blocks
+            victim = self._pick_victim(out)
             self._preempt(victim, out)
             if victim is seq:
                 return False
         return True
 
-    def _pick_victim(self) -> Sequence:
+    def _pick_victim(self, out: SchedulerOutput) -> Sequence:
+        if out.ending:
+            return out.ending[-1]  # needs its blocks no more, unless the step in flight fails
         if len(self.running) < 2:
             raise BlockAccountingError(f"{self.running} is alone and finds no block: blocks were lost")
         candidates = self.running[1:]  # the first in order is spared: see "Progress"
@@ -276,7 +331,10 @@ class Scheduler:
         )
 
     def _preempt(self, seq: Sequence, out: SchedulerOutput) -> None:
-        seq.recompute_end = max(seq.recompute_end, seq.num_computed_tokens)
+        # What the step in flight computes of it counts once that is over.
+        steps = self._in_flight[:1]
+        running = next((e.first_position for step in steps for e in step.scheduled if e.seq is seq), None)
+        seq.recompute_end = max(seq.recompute_end, seq.num_computed_tokens if running is None else running)
         seq.num_preemptions += 1
         self._stats.num_preemptions += 1
         self.kv.free(seq)
@@ -285,20 +343,25 @@ class Scheduler:
         insort(self.waiting, seq, key=ORDER)
         out.preempted.append(seq)
         out.scheduled[:] = [e for e in out.scheduled if e.seq is not seq]
+        out.ending[:] = [s for s in out.ending if s is not seq]
+        out.forking[:] = [s for s in out.forking if s is not seq]
 
     # After a step
 
-    def update(self, output: SchedulerOutput, results: list[int | SampleError]) -> list[SequenceUpdate]:
+    def update(
+        self, output: SchedulerOutput, results: list[int | SampleError | None]
+    ) -> list[SequenceUpdate]:
         """Take in a step's results, one per sequence of ``output.samples``, in that order.
 
-        Results of sequences that ended meanwhile are ignored.  Returns what changed.
+        Results of sequences that ended meanwhile are ignored.  None: the step was run again, without this
+        one as it runs no longer.  Returns what changed.
         """
-        if output is not self._in_flight:
-            raise RuntimeError("update: output is not that of the last schedule, or was handed in before")
+        if not self._in_flight or output is not self._in_flight[0]:
+            raise RuntimeError("update: output is not the oldest one in flight, or was handed in before")
         expected = sum(len(e.samples) for e in output.scheduled)
         if len(results) != expected:
             raise ValueError(f"results must have one entry per sample ({expected}), got {len(results)}")
-        self._in_flight = None
+        del self._in_flight[0]
         self.kv.finish_copies()
         self._stats.num_steps += 1
         updates: list[SequenceUpdate] = []
@@ -311,14 +374,31 @@ class Scheduler:
                     seq.num_decode_steps += 1
                 else:
                     self._count_prefill(entry)
-                advance(seq, entry.num_tokens)
+                advance(seq, entry.first_position + entry.num_tokens)
                 if samples and not seq.request.forked:
                     self._fork(seq)
                 for sample, result in zip(samples, results[place : place + len(samples)], strict=True):
                     if sample.finish_reason is None:
                         updates.append(self._take_result(sample, result))
+            elif seq.status is Status.PREEMPTED:
+                updates += self._take_late(entry, results[place] if samples else None)
             place += len(samples)
         return updates
+
+    def _take_late(self, entry: ScheduledSequence, result: int | SampleError | None) -> list[SequenceUpdate]:
+        """The entry's sequence was preempted while its step ran: its K and V are lost, its token is not."""
+        seq = entry.seq
+        if entry.phase is Phase.DECODE:
+            seq.num_decode_steps += 1
+        else:
+            self._count_prefill(entry)
+        seq.recompute_end = max(seq.recompute_end, entry.first_position + entry.num_tokens)
+        if seq.token_source is None:
+            return []  # a chunk; or samples (n > 1) with nothing left to fork, which will be drawn again
+        if result is None:
+            seq.drop_pending()  # it will be drawn again, and be the same
+            return []
+        return [self._take_result(seq, result)]
 
     def _count_prefill(self, entry: ScheduledSequence) -> None:
         seq, first, end = entry.seq, entry.first_position, entry.first_position + entry.num_tokens
@@ -326,16 +406,22 @@ class Scheduler:
         seq.num_recomputed_tokens += again
         seq.num_computed_prompt_tokens += max(0, min(end, seq.num_prompt_tokens) - first - again)
         seq.num_prefill_chunks += 1
-        if entry.samples and seq.num_output_tokens == 0:
+        if end == seq.num_prompt_tokens and seq.recompute_end < end:
             self._stats.prompt_tokens += seq.num_prompt_tokens
 
-    def _take_result(self, seq: Sequence, result: int | SampleError) -> SequenceUpdate:
+    def _take_result(self, seq: Sequence, result: int | SampleError | None) -> SequenceUpdate:
         if isinstance(result, SampleError):
             seq.error = result.message
             self._finish(seq, "error")
             return SequenceUpdate(seq, None, "error", error=result.message)
+        if result is None:
+            raise ValueError(f"results must have a token or an error for {seq!r}, which runs")
         request, tokens = seq.request, seq.token_ids
-        tokens.append(result)
+        if seq.token_source is None:
+            tokens.append(result)
+        else:
+            tokens[-1] = result
+            seq.token_source = None
         self._stats.generation_tokens += 1
         num_output = len(tokens) - seq.num_prompt_tokens
         # Whether this token is the last depends on the sequence and the limits only, never on the batch.
@@ -374,14 +460,6 @@ class Scheduler:
         end = seq.num_prompt_tokens + seq.request.max_output_tokens
         return end - 1 > len(seq.block_table) * self.config.block_size
 
-    def abandon(self) -> None:
-        """The step that was planned did not happen; the next ``schedule`` plans anew.
-
-        Nothing is lost: positions only advance in ``update``, what the step wrote is written again, and
-        its block copies stay pending.
-        """
-        self._in_flight = None
-
     def check_invariants(self) -> None:
         """Raise BlockAccountingError when the books do not balance.  For tests, between calls; O(pool)."""
         for queue, states in (
@@ -390,7 +468,7 @@ class Scheduler:
         ):
             if any(s.status not in states for s in queue) or sorted(queue, key=ORDER) != queue:
                 raise BlockAccountingError(f"wrong state or order in {queue}")
-        slots = sum(seq.request.num_slots(seq) for seq in self.running)
+        slots = sum(seq.request.num_slots(seq) for seq in self.running if not seq.is_ending)
         if slots > self.config.max_num_seqs:
             raise BlockAccountingError(f"{slots} slots in use, max_num_seqs is {self.config.max_num_seqs}")
         if any(seq.block_table for seq in self.waiting):
@@ -403,4 +481,10 @@ class Scheduler:
                 raise BlockAccountingError(f"request {request.request_id!r} is lost")
         if any(self.requests.get(s.request_id) is not s.request for s in (*self.running, *self.waiting)):
             raise BlockAccountingError("a queued sequence belongs to no request")
-        self.kv.check_invariants(self.running)
+        planned_ahead = len(self._in_flight) == MAX_IN_FLIGHT
+        if not planned_ahead and any(s.token_source is not None for s in (*self.running, *self.waiting)):
+            raise BlockAccountingError("a token is pending and no step brings it")
+        steps = self._in_flight[:1] if planned_ahead else []
+        self.kv.check_invariants(
+            self.running, {id(e.seq): e.first_position for step in steps for e in step.scheduled}
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inferx.engine.protocol import FinishReason
 from inferx.engine.request import Phase, Sequence
 
-# In Sequence.token_ids, in place of a token that a running step will sample.  No token id: it must not be read.
+# In Sequence.token_ids, in place of a token that a running step will sample.  No token id, never to be read.
 PENDING_TOKEN = -1
 
 
@@ -61,6 +61,10 @@ class SchedulerOutput:
     resumed: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     scheduled_out: list[Sequence] = field(default_factory=list)
+    # Only when the step before is still in flight: running sequences that it brings their last token, and
+    # leaders of n > 1 that it brings their samples.  Neither can go on before its results are there.
+    ending: list[Sequence] = field(default_factory=list)
+    forking: list[Sequence] = field(default_factory=list)
 
     @property
     def samples(self) -> list[Sequence]:
