@@ -10,17 +10,6 @@ namespace {
 
 constexpr const char* kOp = "rotary_embedding";
 
-void check_positions(const TensorRef& positions, int64_t limit) {
-  const int64_t stride = positions.stride(0);
-  for (int64_t i = 0; i < positions.size(0); ++i) {
-    const int64_t position = positions.ptr<int64_t>()[i * stride];
-    if (position >= 0 && position < limit) continue;
-    throw py::index_error(std::string(kOp) + ": positions[" + std::to_string(i) +
-                          "]: expected 0 <= position < " + std::to_string(limit) +
-                          " (rows of cos_sin_cache), got " + std::to_string(position));
-  }
-}
-
 void rotary_embedding(const TensorRef& positions, const TensorRef& query, const py::object& key_object,
                       int64_t head_size, const TensorRef& cos_sin_cache, bool is_neox) {
   TensorRef key;
@@ -32,7 +21,7 @@ void rotary_embedding(const TensorRef& positions, const TensorRef& query, const 
   cpu::RotaryParams params{};
   const int64_t rows =
       fill_rotary(kOp, params, positions, query, has_key ? &key : nullptr, head_size, cos_sin_cache, is_neox);
-  check_positions(positions, rows);
+  check_positions(kOp, positions, rows);
   py::gil_scoped_release nogil;
   cpu::rotary_embedding(params);
 }

@@ -54,4 +54,16 @@ int64_t fill_rotary(const char* op, Params& params, const TensorRef& positions, 
   return cached.value;
 }
 
+// For positions that lie on the CPU.
+inline void check_positions(const char* op, const TensorRef& positions, int64_t limit) {
+  const int64_t stride = positions.stride(0);
+  for (int64_t i = 0; i < positions.size(0); ++i) {
+    const int64_t position = positions.ptr<int64_t>()[i * stride];
+    if (position >= 0 && position < limit) continue;
+    throw pybind11::index_error(std::string(op) + ": positions[" + std::to_string(i) +
+                                "]: expected 0 <= position < " + std::to_string(limit) +
+                                " (rows of cos_sin_cache), got " + std::to_string(position));
+  }
+}
+
 }  // namespace inferx

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from inferx.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from inferx.ops.attention import merge_attn_states, paged_attention
-from inferx.ops.cache import copy_blocks, reshape_and_cache_flash
+from inferx.ops.cache import copy_blocks, reshape_and_cache_flash, rope_and_cache
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
 from inferx.ops.norm import fused_add_rms_norm, rms_norm
 from inferx.ops.rotary import rotary_embedding
+from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_tokens, token_logprobs
 
 __all__ = [
     "AnyWeight",
     "DenseWeight",
     "PackedWeight",
+    "SampleStatus",
+    "apply_logits_processors",
     "build_info",
     "copy_blocks",
     "embedding",
@@ -34,7 +37,10 @@ __all__ = [
     "paged_attention",
     "reshape_and_cache_flash",
     "rms_norm",
+    "rope_and_cache",
     "rotary_embedding",
+    "sample_tokens",
     "set_num_threads",
     "silu_and_mul",
+    "token_logprobs",
 ]

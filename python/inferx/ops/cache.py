@@ -7,11 +7,16 @@ from torch import Tensor
 from inferx import _C
 from inferx.ops._lib import is_compiling, kernels_for, register
 
-__all__ = ["copy_blocks", "reshape_and_cache_flash"]
+__all__ = ["copy_blocks", "reshape_and_cache_flash", "rope_and_cache"]
 
 _reshape_and_cache_flash = register(
     "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None) -> ()"
+)
+_rope_and_cache = register(
+    "rope_and_cache(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor cos_sin_cache, "
+    "bool is_neox, Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> ()"
 )
 _copy_blocks = register(
     "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()"
@@ -46,6 +51,50 @@ def reshape_and_cache_flash(
     """
     call = _reshape_and_cache_flash if is_compiling() else kernels_for(key).reshape_and_cache_flash
     call(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+
+
+def rope_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    is_neox: bool = True,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Turns query and key by the angles of their positions and writes key and value into the paged cache.
+
+    Equal, bit for bit, to :func:`rotary_embedding` of query and key (in place) followed by
+    :func:`reshape_and_cache_flash`; on a GPU it is one launch.
+
+    Args:
+        positions: int64 ``[T]``, rows of ``cos_sin_cache``.
+        query: ``[T, Hq * head_dim]`` or ``[T, Hq, head_dim]``, float32, float16 or bfloat16; any strides with
+            a contiguous last dimension (slices of a fused qkv do, here and below).
+        key, value: ``[T, Hk * head_dim]`` or ``[T, Hk, head_dim]``, of query's dtype.
+        cos_sin_cache: float32 ``[P, rot_dim]``: ``rot_dim / 2`` cosines, then as many sines; ``rot_dim`` is
+            even and at most ``head_dim``.
+        key_cache, value_cache: ``[num_blocks, block_size, Hk, head_dim]``, as for
+            :func:`reshape_and_cache_flash`, like ``slot_mapping``, ``k_scale`` and ``v_scale``.
+        is_neox: True pairs element ``i`` with ``i + rot_dim / 2``, False ``2 i`` with ``2 i + 1``.
+
+    On a GPU neither positions nor slots can be looked at: a token whose position is no row of
+    ``cos_sin_cache`` is not turned, one whose slot is out of range is not stored.
+
+    Raises:
+        IndexError: a position is not a row of ``cos_sin_cache``; nothing has been changed then.
+        ValueError: a shape, dtype, device, stride or slot is wrong, or tensors overlap; likewise.
+    """
+    call = _rope_and_cache if is_compiling() else kernels_for(query).rope_and_cache
+    call(
+        positions, query, key, value, cos_sin_cache, is_neox,
+        key_cache, value_cache, slot_mapping, k_scale, v_scale,
+    )  # fmt: skip
 
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
