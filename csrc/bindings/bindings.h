@@ -8,6 +8,7 @@ void bind_info(pybind11::module_& m);
 void bind_norm(pybind11::module_& m);
 void bind_activation(pybind11::module_& m);
 void bind_rotary(pybind11::module_& m);
+void bind_sampling(pybind11::module_& m);  // sample_tokens, apply_logits_processors, token_logprobs
 void bind_copy_blocks(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);     // pack_weight, linear, embedding
 void bind_attention(pybind11::module_& m);  // paged_attention, merge_attn_states

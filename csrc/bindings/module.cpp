@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_norm(m);
   inferx::bind_activation(m);
   inferx::bind_rotary(m);
+  inferx::bind_sampling(m);
   inferx::bind_copy_blocks(m);
   inferx::bind_linear(m);
   inferx::bind_attention(m);
