@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Everything that a short time on a GPU should give, in one go and without a network:
+#   1. build for this card;  2. the kernels' tests on the nvcc build, the same as on the CPU;
+#   3. the engine on the GPU;  4. the benchmarks.
+# usage: benchmarks/gpu.sh [OUTPUT_DIR]      (default: $OUT, else build/gpu-results)
+# Needs Python >= 3.10 with torch for CUDA, nvcc, cmake, ninja, pybind11 and pytest.  Python packages that are
+# missing are taken from .whl/*.whl (tools/gpu_wheels.sh fills it where there is a network).
+# Each step has a time limit, and a step that fails does not stop the next; the whole ends within nine minutes.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+out=${1:-${OUT:-build/gpu-results}}
+mkdir -p "$out"
+python=${PYTHON:-python3}
+site=$(mktemp -d)
+started=$SECONDS
+export PYTHONUNBUFFERED=1 GOMP_SPINCOUNT=2000
+failed=0
+
+step() { # step NAME SECONDS COMMAND...
+    local name=$1 limit=$2 began=$SECONDS
+    shift 2
+    printf '\n== %s (%d s so far, at most %d)\n' "$name" $((SECONDS - started)) "$limit"
+    timeout --kill-after=5 "$limit" "$@" 2>&1 | tee "$out/$name.log" | tail -n 25
+    local rc=${PIPESTATUS[0]}
+    [ "$rc" -eq 0 ] || { failed=1; echo "== $name FAILED ($rc)"; }
+    printf '{"step": "%s", "rc": %d, "seconds": %d}\n' "$name" "$rc" $((SECONDS - began)) >>"$out/steps.jsonl"
+}
+
+rm -f "$out/steps.jsonl"
+nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader | tee "$out/gpu.txt"
+if compgen -G '.whl/*.whl' >/dev/null; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .whl/*.whl
+fi
+export PYTHONPATH="$site:$root/python:$root/tests/kernels:$root"
+
+build() {
+    local arch
+    arch=$("$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + ("a" if a == "90" else "") + "-real")') || return 1
+    cmake -S . -B build/gpu -G Ninja -DINFERX_CUDA=ON -DINFERX_CUDA_ARCHS="$arch" -DINFERX_KERNEL_REPORT=ON \
+        -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" >"$out/configure.log" 2>&1 ||
+        { tail -n 30 "$out/configure.log"; return 1; }
+    cmake --build build/gpu && cp build/gpu/_C.*.so python/inferx/ &&
+        "$python" -c 'from inferx.ops import build_info; print(build_info())'
+}
+export -f build
+export python out
+
+step build 200 bash -c build
+step kernel-tests 150 "$python" -m pytest -q -x --maxfail=20 -m gpu -p no:cacheprovider tests/kernels tests/ops/test_copy_blocks.py
+step engine-tests 60 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/engine
+step kernels 110 "$python" -m benchmarks.kernels --device cuda --quick --json "$out/kernels.json"
+printf '\n== done in %d s\n' $((SECONDS - started))
+exit $failed

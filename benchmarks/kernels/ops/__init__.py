@@ -1,0 +1,16 @@
+"""The cases of each family of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.kernels.case import Cases, Target
+from benchmarks.kernels.ops import attention, cache, linear, rows, sampling
+
+FAMILIES: dict[str, Callable[[Target], Cases]] = {
+    "attention": attention.cases,
+    "cache": cache.cases,
+    "linear": linear.cases,
+    "rows": rows.cases,
+    "sampling": sampling.cases,
+}
