@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 2000
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help env build simt serve test lint format wheel-check bench clean
+.PHONY: help env build simt serve kernel-report test lint format wheel-check bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,7 +40,8 @@ build: $(VENV)/.build-stamp  ## compile the extension and install inferx (editab
 
 $(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
 	@echo "compiling the kernels: a few minutes the first time"
-	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable -e '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable \
+		-Ccmake.define.INFERX_KERNEL_REPORT=ON -e '.[serve,dev]'
 	@$(BIN)/python -c 'from inferx.ops import build_info as b; b = b(); print("built for the CPU (%s)%s" % (", ".join(b["simd_targets"]), " and CUDA (%s)" % ", ".join(b["cuda_architectures"]) if b["cuda"] else " only: no CUDA compiler"))'
 	touch $@
 
@@ -50,19 +51,22 @@ serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)
 simt: $(VENV)/.env-stamp  ## compile the CUDA kernels for the SIMT executor (tests on machines without a GPU)
 	PYTHON=$(BIN)/python tools/build_simt.sh
 
+kernel-report: build  ## registers, spills and instructions of the CUDA kernels against the baseline (needs nvcc)
+	$(BIN)/python tools/kernel_report.py build/editable
+
 test: build simt  ## run all tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: build  ## ruff, mypy, import layers, clang-format
-	$(BIN)/ruff check python tests benchmarks build_backend
-	$(BIN)/ruff format --check python tests benchmarks build_backend
+	$(BIN)/ruff check python tests benchmarks build_backend tools
+	$(BIN)/ruff format --check python tests benchmarks build_backend tools
 	$(BIN)/mypy python/inferx
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: build  ## apply ruff and clang-format
-	$(BIN)/ruff check --fix python tests benchmarks build_backend
-	$(BIN)/ruff format python tests benchmarks build_backend
+	$(BIN)/ruff check --fix python tests benchmarks build_backend tools
+	$(BIN)/ruff format python tests benchmarks build_backend tools
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 wheel-check: env  ## build sdist and wheel, install the wheel into a fresh environment and generate with it

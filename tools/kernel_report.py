@@ -54,7 +54,9 @@ def read_logs(build: Path) -> dict[str, dict[str, Resources]]:
 
 def demangle(names: list[str]) -> dict[str, str]:
     """Short readable names: no parameter list, no namespaces of ours."""
-    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True
+    ).stdout
     short = {}
     for mangled, full in zip(names, text.splitlines(), strict=True):
         name = full.removeprefix("void ").replace("(anonymous namespace)::", "").replace("inferx::cuda::", "")
@@ -75,7 +77,9 @@ def ptx_of(build: Path) -> dict[tuple[str, str], str]:
         text = file.read_text()
         target = re.search(r"^\.target (sm_\w+)", text, re.M)
         arch = target[1] if target else "?"
-        for part in re.split(r"^(?=\.(?:visible |weak )?\.?entry )|^(?=\.visible \.entry|\.entry)", text, flags=re.M)[1:]:
+        for part in re.split(
+            r"^(?=\.(?:visible |weak )?\.?entry )|^(?=\.visible \.entry|\.entry)", text, flags=re.M
+        )[1:]:
             if match := re.search(r"\.entry (\w+)", part):
                 bodies[match[1], arch] = part
     return bodies
@@ -92,9 +96,15 @@ def compare(now: dict[str, dict[str, Resources]], baseline: dict[str, dict[str, 
                 continue
             for field in FIELDS:
                 if values[field] > before.get(field, 0):
-                    problems.append(f"{name} {arch}: {field} {values[field]}, baseline {before.get(field, 0)}")
+                    problems.append(
+                        f"{name} {arch}: {field} {values[field]}, baseline {before.get(field, 0)}"
+                    )
     for name, by_arch in sorted(baseline.items()):
-        problems += [f"{name} {a}: in the baseline only" for a in sorted(by_arch) if a in built and a not in now.get(name, {})]
+        problems += [
+            f"{name} {a}: in the baseline only"
+            for a in sorted(by_arch)
+            if a in built and a not in now.get(name, {})
+        ]
     return problems
 
 
@@ -111,14 +121,18 @@ def to_json(kernels: dict[str, dict[str, Resources]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("build", type=Path)
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     mangled = read_logs(args.build)
     if not mangled:
-        print(f"{args.build}: no reports of ptxas; configure with -DINFERX_KERNEL_REPORT=ON and a CUDA compiler")
+        print(
+            f"{args.build}: no reports of ptxas; configure with -DINFERX_KERNEL_REPORT=ON and a CUDA compiler"
+        )
         return 1
     names = demangle(sorted(mangled))
     now = {names[m]: by_arch for m, by_arch in mangled.items()}
@@ -136,7 +150,9 @@ def main() -> int:
         baseline = json.loads(BASELINE.read_text())
     problems = compare(now, baseline)
     for (name, arch), body in sorted(ptx_of(args.build).items()):
-        problems += [f"{names.get(name, name)} {arch}: {p}" for p in problems_of(names.get(name, name), arch, body)]
+        problems += [
+            f"{names.get(name, name)} {arch}: {p}" for p in problems_of(names.get(name, name), arch, body)
+        ]
     print(f"{len(now)} kernels for {', '.join(archs)}: {len(problems)} problems")
     for problem in problems:
         print("  " + problem)

@@ -23,7 +23,10 @@ def main(command: list[str]) -> int:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     result = subprocess.run(
-        [*command, "-Xptxas=-v", "--keep", f"--keep-dir={keep}"], stderr=subprocess.PIPE, text=True, check=False
+        [*command, "-Xptxas=-v", "--keep", f"--keep-dir={keep}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     is_report = ("ptxas info", "    ")
     said = [line for line in result.stderr.splitlines() if not line.startswith(is_report)]
