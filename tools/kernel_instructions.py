@@ -1,7 +1,7 @@
 """The instructions that kernels were written for, looked for in their PTX by tools/kernel_report.py.
 
-A kernel that silently falls back to something slower (element-wise loads for vectors, plain loads for cp.async,
-arithmetic for tensor cores) computes the same, so no test of its results finds that.
+A kernel that silently falls back to something slower (element-wise loads for vectors, plain loads for
+cp.async, arithmetic for tensor cores) computes the same, so no test of its results finds that.
 """
 
 from __future__ import annotations
