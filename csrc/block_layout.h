@@ -1,4 +1,4 @@
-// How one KV cache tensor holds its blocks, in bytes; shared by the CPU and the CUDA block copy.
+// How KV cache tensors hold their blocks, in bytes; shared by the CPU and the CUDA ops that move blocks.
 #pragma once
 #include <cstdint>
 
@@ -11,6 +11,18 @@ struct BlockLayout {
   int64_t num_blocks;
   int64_t block_stride;
   int64_t chunks, chunk_stride, chunk_bytes;
+};
+
+// A block as two tensors hold it alike: outer x inner runs of run_bytes, sizes of 1 where it has fewer
+// dimensions ...
+struct BlockShape {
+  int64_t outer, inner, run_bytes;
+  int64_t bytes() const { return outer * inner * run_bytes; }
+};
+
+// ... and where one of the two has them, from its start.
+struct BlockSteps {
+  int64_t block, outer, inner;
 };
 
 }  // namespace inferx
