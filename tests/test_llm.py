@@ -181,7 +181,7 @@ def test_construction_errors_name_the_option() -> None:
         ("block_size", "a"),
         ("max_model_len", 2.5),
         ("max_model_len", 1),
-        ("max_num_seqs", None),
+        ("block_size", None),
         ("enable_prefix_caching", "no"),
         ("seed", 1.5),
         ("num_threads", 10**10),

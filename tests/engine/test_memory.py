@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from inferx.engine.args import EngineArgs
+from inferx.engine.device import Device, kv_cache_dtype
 from inferx.engine.memory import DEFAULT_KV_CEILING, GIB, RESERVE, plan_memory, resolve_max_model_len
 from inferx.errors import InvalidRequestError, MemoryBudgetError
 from inferx.loader.config import ModelConfig, RopeConfig
 
+CPU = Device("cpu", torch.device("cpu"))
 CONFIG = ModelConfig(
     architecture="llama",
     vocab_size=49152,
@@ -27,7 +30,10 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
 
 def plan(available: int, weights: int = 100 << 20, **options: object):  # type: ignore[no-untyped-def]
     args = EngineArgs(**options)
-    return plan_memory(CONFIG, args, weight_bytes=weights, max_model_len=8192, available=available)
+    kv_dtype = kv_cache_dtype(CPU, args.kv_cache_dtype, torch.float32)
+    return plan_memory(
+        CONFIG, args, weight_bytes=weights, kv_dtype=kv_dtype, max_model_len=8192, available=available
+    )
 
 
 def test_the_pool_takes_what_is_free_but_not_more_than_the_ceiling() -> None:

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from inferx.engine.args import DEFAULT_MODEL, KV_CACHE_DTYPES, WEIGHT_DTYPES, EngineArgs
+from inferx.engine.args import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DEFAULT_MODEL,
+    KV_CACHE_DTYPES,
+    WEIGHT_DTYPES,
+    EngineArgs,
+)
 from inferx.errors import InvalidRequestError
 from inferx.sampling_params import SamplingParams
 
@@ -35,9 +42,16 @@ def _sampling(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=SAMPLING_PANEL)
 
 
+def _by_device(defaults: dict[str, int]) -> str:
+    return f"{defaults['cpu']} on the CPU, {defaults['cuda']} on a GPU"
+
+
 def _engine_options(
+    device: Annotated[
+        str, _engine("--device", help="auto (a GPU when there is one), cpu, cuda or cuda:N.")
+    ] = "auto",
     dtype: Annotated[
-        str, _engine("--dtype", help=f"Unquantised weights: {', '.join(WEIGHT_DTYPES)}.")
+        str, _engine("--dtype", help=f"Weights, on a GPU activations too: {', '.join(WEIGHT_DTYPES)}.")
     ] = "auto",
     kv_cache_dtype: Annotated[
         str, _engine("--kv-cache-dtype", help=f"KV cache: {', '.join(KV_CACHE_DTYPES)}.")
@@ -46,11 +60,16 @@ def _engine_options(
         int | None, _engine("--max-model-len", help="Context limit, prompt plus output, in tokens.")
     ] = None,
     max_num_seqs: Annotated[
-        int, _engine("--max-num-seqs", help="Requests that run at once.")
-    ] = EngineArgs().max_num_seqs,
+        int | None,
+        _engine("--max-num-seqs", help=f"Requests that run at once; {_by_device(DEFAULT_MAX_NUM_SEQS)}."),
+    ] = None,
     max_num_batched_tokens: Annotated[
-        int, _engine("--max-num-batched-tokens", help="Token budget of one step.")
-    ] = EngineArgs().max_num_batched_tokens,
+        int | None,
+        _engine(
+            "--max-num-batched-tokens",
+            help=f"Token budget of one step; {_by_device(DEFAULT_MAX_NUM_BATCHED_TOKENS)}.",
+        ),
+    ] = None,
     block_size: Annotated[
         int, _engine("--block-size", help="Tokens per KV block, a multiple of 8.")
     ] = EngineArgs().block_size,
@@ -61,6 +80,10 @@ def _engine_options(
     kv_cache_memory: Annotated[
         str | None, _engine("--kv-cache-memory", help="Size of the KV cache, for instance 2GiB.")
     ] = None,
+    gpu_memory_utilization: Annotated[
+        float, _engine("--gpu-memory-utilization", help="Share of a GPU's memory to take, up to 1.")
+    ] = EngineArgs().gpu_memory_utilization,
+    enforce_eager: Annotated[bool, _engine("--enforce-eager", help="No CUDA graphs.")] = False,
     enable_prefix_caching: Annotated[
         bool,
         _engine("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse equal prefixes."),

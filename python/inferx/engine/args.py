@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_type_hints
 
 import msgspec
@@ -9,27 +10,39 @@ import msgspec
 from inferx.errors import InvalidRequestError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3")
 MAX_THREADS = 1024
+# "simt" too, which is for tests.
+_DEVICE = re.compile(r"auto|cpu|simt|cuda(:\d{1,3})?")
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Steps of a GPU take some milliseconds whatever is in them, up to some thousand tokens.
+DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "simt": 64, "cuda": 256}
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "simt": 512, "cuda": 8192}
 
 
 class EngineArgs(msgspec.Struct, kw_only=True):
     """Options of one engine; ``None`` means "decide from the model and the machine".
 
-    dtype: storage of weights that are not quantised (activations are float32 on the CPU).
-    kv_cache_dtype: auto is float32 on the CPU, which keeps logits equal to the float32 reference.
+    device: auto (a GPU when there is one), cpu, cuda, cuda:N.
+    dtype: on the CPU, storage of weights that are not quantised (activations are float32); on a GPU, the
+    type of weights and activations, where auto is bfloat16, or float16 for checkpoints of that type.
+    kv_cache_dtype: auto is the type of the activations.  fp8 (e4m3) is for GPUs.
+    gpu_memory_utilization: share of a GPU's memory that the engine may take.
+    enforce_eager: no CUDA graphs.
     num_blocks: size of the KV pool; otherwise kv_cache_memory_bytes, otherwise what is free and useful.
     max_num_batched_tokens: the token budget of one step.
     """
 
     model: str = DEFAULT_MODEL
     served_model_name: str | None = None
+    device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -47,16 +60,19 @@ class EngineArgs(msgspec.Struct, kw_only=True):
                 msgspec.convert(value, _TYPES[name], strict=True)
             except msgspec.ValidationError as error:
                 raise InvalidRequestError(f"{name}: {error}, got {value!r}", name) from None
+        if not _DEVICE.fullmatch(self.device):
+            raise InvalidRequestError(
+                f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}", "device"
+            )
         _one_of("dtype", self.dtype, WEIGHT_DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
-        # A prompt token and one generated are the least.
-        for name, least in (
-            ("max_model_len", 2),
-            ("num_blocks", 1),
-            ("kv_cache_memory_bytes", 1),
-            ("num_threads", 1),
-        ):
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidRequestError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}",
+                "gpu_memory_utilization",
+            )
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidRequestError(f"{name} must be at least {least}, got {value}", name)
@@ -64,26 +80,28 @@ class EngineArgs(msgspec.Struct, kw_only=True):
             raise InvalidRequestError(
                 f"num_threads must be at most {MAX_THREADS}, got {self.num_threads}", "num_threads"
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidRequestError(f"{name} must be at least 1, got {value}", name)
         if self.block_size % 8:
             raise InvalidRequestError(
                 f"block_size must be a multiple of 8 (the attention kernels' unit), got {self.block_size}",
                 "block_size",
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and seqs is not None and tokens < seqs:
             raise InvalidRequestError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running request can decode in one step",
+                f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}), so that every "
+                "running request can decode in one step",
                 "max_num_batched_tokens",
             )
-        if self.long_prefill_token_threshold < 0:
-            raise InvalidRequestError(
-                f"long_prefill_token_threshold must not be negative, got {self.long_prefill_token_threshold}",
-                "long_prefill_token_threshold",
-            )
+
+    def limits(self, device_kind: str) -> tuple[int, int]:
+        """(max_num_seqs, max_num_batched_tokens); what was not set follows from the device and the other."""
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is None:
+            seqs = DEFAULT_MAX_NUM_SEQS[device_kind]
+            seqs = seqs if tokens is None else min(seqs, tokens)
+        if tokens is None:
+            tokens = max(seqs, DEFAULT_MAX_NUM_BATCHED_TOKENS[device_kind])
+        return seqs, tokens
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -92,3 +110,13 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 _TYPES = get_type_hints(EngineArgs)
+_LEAST = {
+    "max_model_len": 2,  # a prompt token and one generated
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "num_blocks": 1,
+    "kv_cache_memory_bytes": 1,
+    "long_prefill_token_threshold": 0,
+    "num_threads": 1,
+}

@@ -19,7 +19,6 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.loading import LoadedModel, load_model
 from inferx.engine.protocol import EngineOutput, EngineRequest, EngineStats, FinishReason
 from inferx.engine.request import Sequence, Status
-from inferx.engine.runner import ModelRunner
 from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState, needs_history
 from inferx.engine.sampler import SampleResult, SampleRow
 from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, SequenceUpdate
@@ -36,13 +35,7 @@ class EngineCore:
         self.model = loaded.model
         self.info: EngineInfo = loaded.info
         self.scheduler = Scheduler(loaded.scheduler_config)
-        self.runner = ModelRunner(
-            loaded.model,
-            num_blocks=loaded.info.num_blocks,
-            block_size=loaded.info.block_size,
-            kv_cache_dtype=args.kv_cache_dtype,
-            tokenizer_vocab_size=loaded.tokenizer.vocab_size,
-        )
+        self.runner = loaded.make_runner()
         # Seeds of requests that bring none; with args.seed a whole run can be repeated.
         self._random = random.Random(
             int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed

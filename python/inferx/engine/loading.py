@@ -16,9 +16,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from inferx import ops
 from inferx.engine.args import EngineArgs
 from inferx.engine.config import SchedulerConfig
-from inferx.engine.memory import MemoryPlan, packed_weight_bytes, plan_memory, resolve_max_model_len
+from inferx.engine.cuda_graphs import CudaGraphBackend
+from inferx.engine.device import Device, kv_cache_dtype, placement, resolve_device
+from inferx.engine.memory import MemoryPlan, resolve_max_model_len
+from inferx.engine.memory_planner import MemoryPlanner
+from inferx.engine.runner import ModelRunner, make_runner
 from inferx.engine.wire import EngineInfo
 from inferx.errors import InferxError, LoadError
+from inferx.layers.placement import Placement
 from inferx.loader import Checkpoint, Tokenizer, load_tokenizer, open_checkpoint
 from inferx.models import build_model
 from inferx.models.decoder import Decoder
@@ -36,6 +41,28 @@ class LoadedModel:
     scheduler_config: SchedulerConfig
     tokenizer: Tokenizer
     info: EngineInfo
+    device: Device
+    kv_dtype: torch.dtype
+    graph_bytes: int  # that CUDA graphs may take; 0 for none
+
+    def make_runner(self) -> ModelRunner:
+        """The runner, with its KV cache."""
+        limits = self.scheduler_config
+        backend = None
+        if self.graph_bytes:
+            backend = CudaGraphBackend(self.device.torch_device, self.graph_bytes)
+        return make_runner(
+            self.model,
+            self.device,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            kv_dtype=self.kv_dtype,
+            tokenizer_vocab_size=self.tokenizer.vocab_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            graph_backend=backend,
+        )
 
 
 def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
@@ -60,34 +87,44 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
 def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
     started = time.monotonic()
     config = checkpoint.config
+    device = resolve_device(args.device)
+    where = placement(device, config, args.dtype)
+    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype)
+    max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
+    planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
     max_model_len = resolve_max_model_len(config, args.max_model_len)
-    plan = plan_memory(
-        config,
-        args,
-        weight_bytes=packed_weight_bytes(checkpoint, args.dtype),
-        max_model_len=max_model_len,
-    )
-    text = f"{checkpoint.path.name}\n{plan.table()}"
-    if plan.kv_tokens < max_model_len:
-        # What is announced must be what can be had: no request could ever use more than the whole pool.
-        text += f"\n  the context is lowered from {max_model_len:,} tokens to what the KV cache holds"
-        max_model_len = plan.kv_tokens
+    plan = planner.before_loading(max_model_len)
     console = Console(stderr=True, highlight=False)
-    if show_progress:
-        console.print(text, soft_wrap=True, markup=False)
-    else:
-        logger.info("memory plan of %s", text)
+
+    def show(plan: MemoryPlan) -> None:
+        text = f"{checkpoint.path.name}\n{plan.table()}"
+        if plan.kv_tokens < max_model_len:
+            text += f"\n  the context is lowered from {max_model_len:,} tokens to what the KV cache holds"
+        if show_progress:
+            console.print(text, soft_wrap=True, markup=False)
+        else:
+            logger.info("memory plan of %s", text)
+
+    if device.kind != "cuda":
+        show(plan)
+    model = _read_weights(checkpoint, args.dtype, where, console, show=show_progress and sys.stderr.isatty())
+    if not device.is_cpu:
+        model.prepare(min(max_model_len, plan.kv_tokens))
+    if device.kind == "cuda":
+        plan = planner.after_loading(model, min(max_model_len, plan.kv_tokens))
+        show(plan)
+    # What is announced must be what can be had: no request could ever use more than the whole pool.
+    max_model_len = min(max_model_len, plan.kv_tokens)
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         max_model_len=max_model_len,
         block_size=args.block_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
         enable_prefix_caching=args.enable_prefix_caching,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by validate
     )
-    model = _read_weights(checkpoint, args.dtype, console, show=show_progress and sys.stderr.isatty())
     info = EngineInfo(
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
@@ -96,7 +133,7 @@ def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> L
         architecture=model.config.architecture,
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=plan.kv_bytes_per_token,
-        max_num_seqs=args.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         load_seconds=time.monotonic() - started,
     )
     return LoadedModel(
@@ -106,14 +143,21 @@ def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> L
         scheduler_config=scheduler_config,
         tokenizer=load_tokenizer(checkpoint),
         info=info,
+        device=device,
+        kv_dtype=kv_dtype,
+        graph_bytes=planner.graph_bytes,
     )
 
 
-def _read_weights(checkpoint: Checkpoint, dtype: str, console: Console, *, show: bool) -> Decoder:
+def _read_weights(
+    checkpoint: Checkpoint, dtype: str, where: Placement, console: Console, *, show: bool
+) -> Decoder:
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not show, transient=True) as bar:
         task = bar.add_task("weights", total=checkpoint.weight_bytes)
-        return build_model(checkpoint, dtype, progress=lambda done: bar.update(task, completed=done))
+        return build_model(
+            checkpoint, dtype, progress=lambda done: bar.update(task, completed=done), placement=where
+        )
 
 
 def set_threads(requested: int | None) -> None:

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from inferx import ops
 from inferx.engine.args import EngineArgs
 from inferx.errors import InvalidRequestError, LoadError, MemoryBudgetError
@@ -20,12 +22,14 @@ DEFAULT_KV_CEILING = 4 * GIB
 MAX_CONTEXT = 2**31 - 1  # positions are int32 in the kernels
 # Left for Python, torch and the allocator.
 RESERVE = 256 << 20
-KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by use, and the KV pool's size in blocks."""
+    """Bytes by use, and the KV pool's size in blocks.
+
+    others: further uses, with their labels.  on_gpu: the memory is a GPU's, and the pool is taken at once.
+    """
 
     available: int
     weights: int
@@ -35,6 +39,9 @@ class MemoryPlan:
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
+    others: tuple[tuple[str, int], ...] = ()
+    on_gpu: bool = False
+    weights_note: str = ""
 
     @property
     def kv_cache(self) -> int:
@@ -42,7 +49,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.kv_cache
+        return self.weights + self.activations + sum(size for _, size in self.others) + self.kv_cache
 
     @property
     def kv_tokens(self) -> int:
@@ -52,13 +59,14 @@ class MemoryPlan:
         """Label and value of each line of the table."""
         full = self.kv_tokens // self.max_model_len
         return [
-            ("memory available", _size(self.available)),
-            ("weights", _size(self.weights)),
-            ("activations and logits, at most", _size(self.activations)),
-            ("KV cache per token", _size(self.kv_bytes_per_token)),
+            ("GPU memory for the engine" if self.on_gpu else "memory available", size_text(self.available)),
+            ("weights", size_text(self.weights) + self.weights_note),
+            ("activations and logits, at most", size_text(self.activations)),
+            *((label, size_text(size)) for label, size in self.others),
+            ("KV cache per token", size_text(self.kv_bytes_per_token)),
             (
-                "KV cache, taken as it fills",
-                f"{_size(self.kv_cache)} = {self.num_blocks} blocks of {self.block_size} tokens "
+                "KV cache" if self.on_gpu else "KV cache, taken as it fills",
+                f"{size_text(self.kv_cache)} = {self.num_blocks} blocks of {self.block_size} tokens "
                 f"({self.kv_tokens:,} tokens)",
             ),
             (
@@ -66,7 +74,7 @@ class MemoryPlan:
                 f"{self.max_num_seqs} requests; {full} at the full {self.max_model_len:,} tokens, "
                 f"or {self.kv_tokens // self.max_num_seqs:,} tokens each",
             ),
-            ("total", _size(self.total)),
+            ("total", size_text(self.total)),
         ]
 
     def table(self) -> str:
@@ -81,6 +89,7 @@ def plan_memory(
     args: EngineArgs,
     *,
     weight_bytes: int,
+    kv_dtype: torch.dtype,
     max_model_len: int,
     available: int | None = None,
 ) -> MemoryPlan:
@@ -90,11 +99,9 @@ def plan_memory(
     machine and its cgroup have left.
     """
     available = available_memory() if available is None else available
-    kv_dtype = "float32" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-    per_token = (
-        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * KV_ITEM_BYTES[kv_dtype]
-    )
-    activations = _activation_bytes(config, args)
+    max_num_seqs, max_num_batched_tokens = args.limits("cpu")
+    per_token = kv_bytes_per_token(config, kv_dtype)
+    activations = _activation_bytes(config, max_num_seqs, max_num_batched_tokens)
     block_bytes = per_token * args.block_size
     free = available - weight_bytes - activations - RESERVE
     if args.num_blocks is not None:
@@ -103,7 +110,7 @@ def plan_memory(
         num_blocks = args.kv_cache_memory_bytes // block_bytes
     else:
         blocks_per_request = -(-max_model_len // args.block_size)
-        useful = args.max_num_seqs * blocks_per_request
+        useful = max_num_seqs * blocks_per_request
         num_blocks = min(useful, min(DEFAULT_KV_CEILING, max(free, 0) * 9 // 10) // block_bytes)
     plan = MemoryPlan(
         available=available,
@@ -113,7 +120,7 @@ def plan_memory(
         block_size=args.block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        max_num_seqs=args.max_num_seqs,
+        max_num_seqs=max_num_seqs,
     )
     if num_blocks < 1 and args.kv_cache_memory_bytes is not None:
         raise MemoryBudgetError(
@@ -127,6 +134,11 @@ def plan_memory(
             "use kv_cache_dtype float16, or take a smaller model"
         )
     return plan
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 
 def packed_weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
@@ -194,15 +206,15 @@ def _cgroup_remainder() -> int:
         return 1 << 62
 
 
-def _activation_bytes(config: ModelConfig, args: EngineArgs) -> int:
+def _activation_bytes(config: ModelConfig, max_num_seqs: int, max_num_batched_tokens: int) -> int:
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
     per_token = 4 * (4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size)
     # Raw logits, log-probabilities and the sampler's working copy.
-    logits = 3 * 4 * args.max_num_seqs * config.vocab_size
-    return args.max_num_batched_tokens * per_token + logits
+    logits = 3 * 4 * max_num_seqs * config.vocab_size
+    return max_num_batched_tokens * per_token + logits
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

@@ -9,21 +9,18 @@ from typing import Protocol
 import torch
 
 from inferx import ops
-from inferx.engine.batch import Batch, build_batch
+from inferx.engine.batch import BatchArrays, build_batch
+from inferx.engine.cuda_graphs import DecodeGraphs, GraphBackend
+from inferx.engine.device import Device
+from inferx.engine.prompt_logprobs import PromptLogprobs, wanted_prompt_logprobs
 from inferx.engine.request import Sequence
 from inferx.engine.sample_state import SampleState
-from inferx.engine.sampler import Sampler, SampleResult, compute_prompt_logprobs
+from inferx.engine.sampler import PendingSamples, Sampler, SampleResult
 from inferx.engine.scheduler_output import ScheduledSequence, SchedulerOutput
-from inferx.models.decoder import Decoder
+from inferx.engine.staging import Staging
+from inferx.models.decoder import Decoder, KVCache
 
-KV_DTYPES = {
-    "auto": torch.float32,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-# Logits of a long prompt are made and dropped piecewise: 64 rows of a 262k vocabulary are 64 MiB.
-PROMPT_LOGPROB_ROWS = 64
+StateOf = Callable[[Sequence], SampleState]
 
 
 class StepHandle(Protocol):
@@ -34,113 +31,204 @@ class StepHandle(Protocol):
         ...
 
 
-class CompletedStep:
-    """The handle of a step that ``launch`` has already computed."""
+class LaunchedStep:
+    """A step on its way.  Prompt log-probabilities go to the states of the entries' own sequences."""
 
-    def __init__(self, results: list[SampleResult]) -> None:
-        self._results = results
+    def __init__(
+        self, runner: ModelRunner, pending: PendingSamples | None, prompts: list[PromptLogprobs]
+    ) -> None:
+        self._runner = runner
+        self._pending = pending
+        self._prompts = prompts
 
+    @torch.inference_mode()
     def results(self) -> list[SampleResult]:
-        return self._results
+        runner = self._runner
+        with runner.device.running():
+            while self._prompts:
+                self._prompts.pop(0).compute(runner.model, runner.tokenizer_vocab_size)
+            return [] if self._pending is None else self._pending.results()
 
 
 class ModelRunner:
     """Owns the KV cache.  Everything a step writes is a function of the sequences alone, never of what
-    else is in the step, so a step may be repeated in part after a failure."""
+    else is in the step, so a step may be repeated in part after a failure.
 
-    # Steps that may be launched before the first one's results are taken.
-    steps_in_flight = 1
+    On the CPU a step is over when ``launch`` returns.  On a GPU it is queued there: the arrays go through
+    pinned memory, tokens that the step before samples stay on the device, and nothing waits before
+    ``results``.
+    """
 
     def __init__(
         self,
         model: Decoder,
         *,
+        device: Device,
         num_blocks: int,
         block_size: int,
-        kv_cache_dtype: str = "auto",
+        kv_dtype: torch.dtype,
         tokenizer_vocab_size: int | None = None,
+        staging: Staging | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """staging: on a device.  graphs: of decode steps, where wanted; they need ``staging``."""
         self.model = model
+        self.device = device
         self.block_size = block_size
         self.sampler = Sampler(model.config.vocab_size, tokenizer_vocab_size)
         self.tokenizer_vocab_size = tokenizer_vocab_size
-        self.kv = _allocate_kv(model, num_blocks, block_size, KV_DTYPES[kv_cache_dtype])
+        self.kv = allocate_kv(model, num_blocks, block_size, kv_dtype)
+        # Steps that may be launched before the first one's results are taken.
+        self.steps_in_flight = 1 if staging is None else 2
+        self._keys, self._values = [k for k, _ in self.kv], [v for _, v in self.kv]
+        self._staging = staging
+        self._graphs = graphs
+        self._sampled: torch.Tensor | None = None  # by the last launch
 
     def copy_blocks(self, copies: SequenceABC[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer."""
         if copies:
-            keys, values = [k for k, _ in self.kv], [v for _, v in self.kv]
-            ops.copy_blocks(keys, values, torch.tensor(copies, dtype=torch.int64))
+            with self.device.running():
+                mapping = torch.tensor(copies, dtype=torch.int64)
+                ops.copy_blocks(self._keys, self._values, mapping)
 
-    def launch(self, plan: SchedulerOutput, state_of: Callable[[Sequence], SampleState]) -> StepHandle:
+    @torch.inference_mode()
+    def launch(self, plan: SchedulerOutput, state_of: StateOf) -> StepHandle:
         """Start a step: its block copies, then its entries.  Steps run in the order of their launches.
 
         With ``steps_in_flight`` > 1 this returns before the step has run, and all that it needs of
-        sequences, block tables and sampler rows must have been read by then.  The entries' ``token_source``
+        sequences, block tables and sampler rows has been read by then.  The entries' ``token_source``
         refers to the launch before this one.
         """
-        self.copy_blocks(plan.block_copies)
-        return CompletedStep(self.execute(plan.scheduled, state_of))
+        with self.device.running():
+            if self._staging is None:
+                self.copy_blocks(plan.block_copies)
+                batch = build_batch(plan.scheduled, self.block_size)
+                hidden = self._forward(batch)
+            else:
+                batch, hidden = self._run_staged(self._staging, plan)
+            prompts = wanted_prompt_logprobs(plan.scheduled, batch, hidden, state_of)
+            pending = self._sample(plan.scheduled, batch, hidden, state_of)
+        return LaunchedStep(self, pending, prompts)
 
-    @torch.inference_mode()
-    def execute(
-        self, entries: SequenceABC[ScheduledSequence], state_of: Callable[[Sequence], SampleState]
-    ) -> list[SampleResult]:
-        """Compute the entries' tokens; one result per sample, in order.
+    def capture_graph(self, *, idle: bool) -> bool:
+        """Capture one decode graph if one is due; whether another is queued.  Waits for the device."""
+        if self._graphs is None or self._staging is None:
+            return False
+        with self.device.running(), torch.inference_mode():
+            bucket = self._graphs.policy.next_capture(idle=idle)
+            if bucket is not None:
+                # Nothing but padding: the run before the captured one writes and reads no block.
+                batch = self._staging.stage([], pad_to=bucket)
+                self._graphs.capture(bucket, lambda tables, out: self._forward(batch, 1, tables, out))
+        return self._graphs.policy.has_queued
 
-        Prompt log-probabilities are appended to the state of the entry's own sequence.
-        """
-        batch = build_batch(entries, self.block_size)
-        hidden = self.model.forward(
-            batch.input_ids, batch.positions, batch.rope_lens, self.kv, batch.attention
-        )
-        self._prompt_logprobs(entries, batch, hidden, state_of)
-        rows: list[int] = []
-        samples: list[Sequence] = []
-        for entry, last in zip(entries, batch.last_rows, strict=True):
-            rows += [last] * len(entry.samples)
-            samples += entry.samples
-        if not samples:
-            return []
-        logits = self.model.compute_logits(hidden[rows])
-        return self.sampler.sample(logits, [state_of(seq).row for seq in samples])
+    def _run_staged(self, staging: Staging, plan: SchedulerOutput) -> tuple[BatchArrays, torch.Tensor]:
+        entries, graphs, bucket = plan.scheduled, self._graphs, None
+        if graphs is not None:
+            self.capture_graph(idle=False)
+            graphs.policy.on_step()
+            if not any(e.is_prefill for e in entries):
+                bucket = graphs.policy.graph_for(len(entries))
+        batch = staging.stage(entries, pad_to=bucket, block_copies=plan.block_copies)
+        if plan.block_copies:
+            ops.copy_blocks(self._keys, self._values, batch["block_copies"])
+        if batch.layout.shape.sources:
+            if self._sampled is None:
+                raise RuntimeError("a step takes tokens from the one before, which sampled none")
+            tokens = self._sampled.index_select(0, batch["source_index"])
+            batch["input_ids"].index_copy_(0, batch["source_rows"], tokens)
+        if graphs is not None and bucket is not None:
+            return batch, graphs.run(bucket, batch["block_tables"])
+        return batch, self._forward(batch, max(e.num_tokens for e in entries))
 
-    def _prompt_logprobs(
+    def _forward(
+        self,
+        batch: BatchArrays,
+        max_query_len: int | None = None,
+        block_tables: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        attention = batch.attention(block_tables, max_query_len=max_query_len)
+        ids, positions, rope_lens = batch["input_ids"], batch["positions"], batch["rope_lens"]
+        if out is None:
+            return self.model.forward(ids, positions, rope_lens, self.kv, attention)
+        return self.model.forward(ids, positions, rope_lens, self.kv, attention, out)
+
+    def _sample(
         self,
         entries: SequenceABC[ScheduledSequence],
-        batch: Batch,
+        batch: BatchArrays,
         hidden: torch.Tensor,
-        state_of: Callable[[Sequence], SampleState],
-    ) -> None:
-        for entry, first_row in zip(entries, batch.first_rows, strict=True):
-            seq = entry.seq
-            wanted = seq.request.engine_request.sampling_params.prompt_logprobs
-            if wanted is None or seq.num_output_tokens:
-                continue
-            known = state_of(seq).prompt_logprobs
-            # Position p predicts token p + 1; after a preemption the first ones are known already.
-            first = max(entry.first_position, len(known) - 1)
-            end = min(entry.first_position + entry.num_tokens, seq.num_prompt_tokens - 1)
-            for start in range(first, end, PROMPT_LOGPROB_ROWS):
-                stop = min(end, start + PROMPT_LOGPROB_ROWS)
-                row = first_row + start - entry.first_position
-                logits = self.model.compute_logits(hidden[row : row + stop - start])
-                known += compute_prompt_logprobs(
-                    logits, seq.token_ids[start + 1 : stop + 1], wanted, self.tokenizer_vocab_size
-                )
+        state_of: StateOf,
+    ) -> PendingSamples | None:
+        samples = [seq for entry in entries for seq in entry.samples]
+        if not samples:
+            self._sampled = None
+            return None
+        if all(e.num_tokens == 1 and len(e.samples) == 1 for e in entries):
+            rows = hidden[: len(samples)]
+        else:
+            rows = hidden[batch["sample_rows"]]
+        pending = self.sampler.launch(self.model.compute_logits(rows), [state_of(s).row for s in samples])
+        self._sampled = pending.token_ids
+        return pending
 
 
-def _allocate_kv(
-    model: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def allocate_kv(model: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[KVCache]:
     """Key and value cache of each layer, logical shape [num_blocks, block_size, kv heads, head_dim].
 
     Blocks are laid out head-major, so that attention reads one head's keys of a block in one go.  Not
-    initialised: pages are taken when first written, and unwritten slots are never read.
+    initialised: on the CPU pages are taken when first written, and unwritten slots are never read.
     """
     blocks, size, heads, head_dim = model.kv_cache_shape(num_blocks, block_size)
+    layers, device = model.num_kv_layers, model.placement.device
 
     def cache() -> torch.Tensor:
-        return torch.empty(blocks, heads, size, head_dim, dtype=dtype).transpose(1, 2)
+        return torch.empty(blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(1, 2)
 
-    return [(cache(), cache()) for _ in range(model.num_kv_layers)]
+    if device.type == "cpu":
+        return [(cache(), cache()) for _ in range(layers)]
+    # One allocation, which an allocator that rounds each up cannot make larger than planned.
+    pool = torch.empty(layers, 2, blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(3, 4)
+    return [(layer[0], layer[1]) for layer in pool]
+
+
+def make_runner(
+    model: Decoder,
+    device: Device,
+    *,
+    num_blocks: int,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    tokenizer_vocab_size: int | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    graph_backend: GraphBackend | None = None,
+) -> ModelRunner:
+    """The runner of an engine.  graph_backend: None for no CUDA graphs."""
+    staging = graphs = None
+    if not device.is_cpu:
+        max_blocks = -(-max_model_len // block_size)
+        staging = Staging(
+            device,
+            max_tokens=max_num_batched_tokens,
+            max_batch=max_num_seqs,
+            max_blocks=max_blocks,
+            block_size=block_size,
+            make_event=torch.cuda.Event if device.kind == "cuda" else None,
+        )
+        if graph_backend is not None:
+            hidden = model.placement.empty(max_num_seqs, model.config.hidden_size)
+            graphs = DecodeGraphs(graph_backend, hidden, max_blocks)
+    return ModelRunner(
+        model,
+        device=device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        tokenizer_vocab_size=tokenizer_vocab_size,
+        staging=staging,
+        graphs=graphs,
+    )

@@ -19,13 +19,15 @@ class AttentionMetadata:
 
     block_tables: int32 [batch, max_blocks].  cu_seqlens_q: int32 [batch + 1], first token of each request.
     seq_lens: int32 [batch], tokens in the cache after this step.  slot_mapping: int64 [T], block * block_size
-    + offset that token t is written to, -1 to skip.
+    + offset that token t is written to, -1 to skip.  max_query_len: no request has more tokens than this, or
+    None when nobody knows without looking at ``cu_seqlens_q``.
     """
 
     block_tables: torch.Tensor
     cu_seqlens_q: torch.Tensor
     seq_lens: torch.Tensor
     slot_mapping: torch.Tensor
+    max_query_len: int | None = None
 
 
 class AttentionBuffers:

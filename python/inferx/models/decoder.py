@@ -157,10 +157,7 @@ class Decoder:
     def _build_rotary(self) -> list[RotaryEmbedding]:
         """One for each layer; layers with the same parameters share it."""
         config = self.config
-        shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
-        if config.rope_local is None:
-            return [shared] * config.num_hidden_layers
-        local = RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
+        shared, local = _rotaries(config)
         return [local if config.window_of(i) else shared for i in range(config.num_hidden_layers)]
 
     def prepare(self, max_model_len: int) -> None:
@@ -229,13 +226,6 @@ class Decoder:
         """Bytes of all weights in memory; a tied table counts once."""
         return self._plan.weight_bytes
 
-    def rotary_bytes(self, max_model_len: int) -> int:
-        """Bytes of the tables that ``prepare`` makes."""
-        different = dict.fromkeys(self._rotary)
-        return sum(
-            r.nbytes if isinstance(r, DeviceRotary) else table_bytes(r, max_model_len) for r in different
-        )
-
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
         """Shape of each layer's key cache and value cache."""
         return (num_blocks, block_size, self.config.num_key_value_heads, self.config.head_dim)
@@ -255,3 +245,16 @@ class Decoder:
 def _rounded(value: float | None, dtype: torch.dtype) -> float | None:
     """Rounded to ``dtype``: transformers keeps the embedding's scale in the type of the weights."""
     return None if value is None else float(torch.tensor(value, dtype=dtype))
+
+
+def _rotaries(config: ModelConfig) -> tuple[RotaryEmbedding, RotaryEmbedding]:
+    """Of layers that see everything, and of those with a window."""
+    shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
+    if config.rope_local is None:
+        return shared, shared
+    return shared, RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
+
+
+def rotary_table_bytes(config: ModelConfig, max_model_len: int) -> int:
+    """Bytes of the tables that ``Decoder.prepare`` makes, at most."""
+    return sum(table_bytes(rotary, max_model_len) for rotary in dict.fromkeys(_rotaries(config)))
