@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/check.h"
+#include "bindings/checks/paged_attention.h"
 #include "cpu/attention_plan.h"
 
 namespace py = pybind11;
@@ -13,20 +14,7 @@ namespace py = pybind11;
 namespace inferx {
 namespace {
 
-constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::f16, DType::bf16};
-
 std::string at(int64_t index) { return "[" + std::to_string(index) + "]"; }
-
-// key_cache and value_cache: [N, B, Hk, D], one dtype, any strides with a contiguous last dimension.
-void check_caches(const char* op, const TensorRef& key_cache, const TensorRef& value_cache) {
-  Arg(op, "key_cache", key_cache).on_cpu().ndim(4).dtype(kFloats).last_dim_contiguous();
-  Arg(op, "value_cache", value_cache)
-      .on_cpu()
-      .same_shape("key_cache", key_cache)
-      .same_dtype("key_cache", key_cache)
-      .last_dim_contiguous();
-  if (key_cache.size(1) < 1) Arg(op, "key_cache", key_cache).expected("a block size of at least 1", "0");
-}
 
 void check_lengths(const char* op, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t batch,
                    int64_t num_tokens, int64_t capacity) {
@@ -68,56 +56,22 @@ void check_block_ids(const char* op, const cpu::AttentionParams& p, int64_t num_
   }
 }
 
+// split_size and workspace are the device kernels': this one cuts the work by itself, to the same effect.
 void paged_attention(const TensorRef& out, const py::object& lse_object, const TensorRef& query,
                      const TensorRef& key_cache, const TensorRef& value_cache, const TensorRef& block_tables,
                      const TensorRef& cu_seqlens_q, const TensorRef& seq_lens, double scale, int64_t window,
-                     double softcap, const py::object& sinks_object) {
+                     double softcap, const py::object& sinks_object, const py::object& k_scale_object,
+                     const py::object& v_scale_object, const py::object& /*max_query_len*/,
+                     int64_t /*split_size*/, const py::object& /*workspace*/, bool causal) {
   constexpr const char* op = "paged_attention";
-  Sym T{"T"}, Hq{"Hq"}, batch{"batch"}, max_blocks{"max_blocks"};
-  TensorRef lse, sinks;
-  const bool has_lse = load_optional(op, "lse", lse_object, lse);
-  const bool has_sinks = load_optional(op, "sinks", sinks_object, sinks);
-
-  check_caches(op, key_cache, value_cache);
-  const int64_t num_kv_heads = key_cache.size(2), head_dim = key_cache.size(3),
-                block_size = key_cache.size(1);
-  Arg(op, "query", query).on_cpu().dtype({DType::f32}).shape({T, Hq, head_dim}).last_dim_contiguous();
-  if (head_dim < 8 || head_dim > cpu::kAttentionMaxHeadDim || head_dim % 8 != 0) {
-    fail_expected(op, "query", "a head_dim that is a multiple of 8 from 8 to 256", std::to_string(head_dim));
-  }
-  if (num_kv_heads < 1 || Hq.value < 1 || Hq.value % num_kv_heads != 0) {
-    fail_expected(op, "query",
-                  "a number of heads that is a multiple of key_cache's " + std::to_string(num_kv_heads),
-                  std::to_string(Hq.value));
-  }
-  Arg(op, "seq_lens", seq_lens).on_cpu().dtype({DType::i32}).shape({batch}).contiguous();
-  Arg(op, "cu_seqlens_q", cu_seqlens_q).on_cpu().dtype({DType::i32}).shape({batch.value + 1}).contiguous();
-  Arg(op, "block_tables", block_tables)
-      .on_cpu()
-      .dtype({DType::i32})
-      .shape({batch, max_blocks})
-      .last_dim_contiguous();
-  Arg(op, "out", out)
-      .on_cpu()
-      .same_dtype("query", query)
-      .same_shape("query", query)
-      .last_dim_contiguous()
-      .not_self_overlapping();
-  check_same_or_disjoint(op, "out", out, "query", query);
-  check_disjoint(op, "out", out, "key_cache", key_cache);
-  check_disjoint(op, "out", out, "value_cache", value_cache);
-  if (has_lse) {
-    Arg(op, "lse", lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
-    check_disjoint(op, "lse", lse, "out", out);
-    check_disjoint(op, "lse", lse, "query", query);
-    check_disjoint(op, "lse", lse, "key_cache", key_cache);
-    check_disjoint(op, "lse", lse, "value_cache", value_cache);
-  }
-  if (has_sinks) Arg(op, "sinks", sinks).on_cpu().dtype({DType::f32}).shape({Hq}).contiguous();
-  if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
-  if (!(softcap >= 0 && softcap <= 3e38))
-    fail_expected(op, "softcap", "a positive finite number, or 0 for none", std::to_string(softcap));
-  if (window < 0) fail_expected(op, "window", "a positive number, or 0 for none", std::to_string(window));
+  const OptionalTensor lse(op, "lse", lse_object), sinks(op, "sinks", sinks_object),
+      k_scale(op, "k_scale", k_scale_object), v_scale(op, "v_scale", v_scale_object);
+  const PagedAttentionArgs args{out, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens,
+                                lse, sinks, k_scale,   v_scale,     scale,        softcap,      window};
+  Arg(op, "query", query).on_cpu();
+  check_paged_attention(op, args, {DType::f32}, {DType::f32, DType::f16, DType::bf16});
+  if (!causal) fail_expected(op, "causal", "True on the CPU", "False");
+  const int64_t block_size = key_cache.size(1), max_blocks = block_tables.size(1);
 
   cpu::AttentionParams p{};
   p.query = query.ptr<float>();
@@ -136,25 +90,25 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
   p.block_tables_stride = block_tables.stride(0);
   p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
   p.seq_lens = seq_lens.ptr<int32_t>();
-  p.batch = batch.value;
-  p.num_heads = Hq.value;
-  p.num_kv_heads = num_kv_heads;
-  p.head_dim = head_dim;
+  p.batch = args.batch();
+  p.num_heads = args.num_heads();
+  p.num_kv_heads = args.num_kv_heads();
+  p.head_dim = args.head_dim();
   p.block_size = block_size;
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
   p.window =
       std::min<int64_t>(window, INT32_MAX);  // seq_lens are int32: longer ones see all; sums stay in range
-  p.sinks = has_sinks ? sinks.ptr<float>() : nullptr;
+  p.sinks = sinks.ptr<float>();
   p.out = out.ptr<float>();
   p.out_stride_token = out.stride(0);
   p.out_stride_head = out.stride(1);
-  if (has_lse) {
+  if (lse.given) {
     p.lse = lse.ptr<float>();
-    p.lse_stride_token = lse.stride(0);
-    p.lse_stride_head = lse.stride(1);
+    p.lse_stride_token = lse.tensor.stride(0);
+    p.lse_stride_head = lse.tensor.stride(1);
   }
-  check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, T.value, max_blocks.value * block_size);
+  check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, args.num_tokens(), max_blocks * block_size);
   check_block_ids(op, p, key_cache.size(0));
   py::gil_scoped_release release;
   cpu::paged_attention(p);
@@ -248,7 +202,9 @@ void bind_attention(py::module_& m) {
   m.def("paged_attention", &paged_attention, py::arg("out"), py::arg("lse"), py::arg("query"),
         py::arg("key_cache"), py::arg("value_cache"), py::arg("block_tables"), py::arg("cu_seqlens_q"),
         py::arg("seq_lens"), py::arg("scale"), py::arg("window") = 0, py::arg("softcap") = 0.0,
-        py::arg("sinks") = py::none());
+        py::arg("sinks") = py::none(), py::arg("k_scale") = py::none(), py::arg("v_scale") = py::none(),
+        py::arg("max_query_len") = py::none(), py::arg("split_size") = 512, py::arg("workspace") = py::none(),
+        py::arg("causal") = true);
   m.def("_attention_plan", &attention_plan, py::arg("cu_seqlens_q"), py::arg("seq_lens"),
         py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("window"),
         py::arg("threads"));
