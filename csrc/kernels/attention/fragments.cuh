@@ -62,7 +62,7 @@ SIMT_DEV uint32_t e4m3_to_f16(uint32_t x) {
   uint32_t bits = magnitude | (spread & 0x80008000u);
   const uint32_t nan = (magnitude + 0x00800080u) >> 14 & 0x00010001u;  // all ones but the sign
   __half2 pair;
-  memcpy(&pair, &bits, 4);
+  memcpy(static_cast<void*>(&pair), &bits, 4);
   pair = __hmul2(pair, __float2half2_rn(256.0f));
   memcpy(&bits, &pair, 4);
   return bits | nan * 0x7e00u;
@@ -80,8 +80,15 @@ SIMT_DEV float2 unpack_pair(uint32_t bits, __nv_bfloat16) {
 }
 SIMT_DEV float2 unpack_pair(uint32_t bits, __half) {
   __half2 pair;
-  memcpy(&pair, &bits, 4);
+  memcpy(static_cast<void*>(&pair), &bits, 4);
   return {__low2float(pair), __high2float(pair)};
+}
+
+// The power of two that brings `largest` to 2^14 .. 2^15, and its inverse.
+SIMT_DEV void find_power(float largest, float& power, float& inverse) {
+  const uint32_t bits = __float_as_uint(largest) >> 23, exponent = bits < 15 ? 15 : bits;
+  power = __uint_as_float((127 + 14 + 127 - exponent) << 23);
+  inverse = __uint_as_float((exponent - 14) << 23);
 }
 
 // A fragments of two query rows a lane (row = lane / 4, and 8 further), read from global memory; null: zeros.
@@ -126,9 +133,7 @@ struct QueryRows {
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        const uint32_t bits = __float_as_uint(largest) >> 23, exponent = bits < 15 ? 15 : bits;
-        power[r] = __uint_as_float((127 + 14 + 127 - exponent) << 23);
-        inverse[r] = __uint_as_float((exponent - 14) << 23);
+        find_power(largest, power[r], inverse[r]);
       }
     }
   }
@@ -149,45 +154,54 @@ struct QueryRows {
   }
 };
 
-// ---- S = Q K^T
-// ---------------------------------------------------------------------------------------------
+// ---- S = Q K^T -------------------------------------------------------------------------------------------
 
-// s [16, 16] += the 16 query rows of `query` times the 16 keys that begin at `keys`.  query(a, k) gives the A
-// fragment of k16 step k, in the cache's order (QueryRows::load does).
-template <class Cache, class C, int D, class Query>
-SIMT_DEV void multiply_keys(float (&s)[2][4], const Query& query, const unsigned char* keys) {
+// One ldmatrix.x4 brings K's fragments of so many k16 steps, or V's of so many times 16 columns.
+template <class Cache>
+constexpr int kStepsAtOnce = 2 / static_cast<int>(sizeof(Cache));
+
+// b[i]: the B fragment of k16 step k + i of the 16 keys that begin at `keys`.
+template <class Cache, int D>
+SIMT_DEV void key_fragments(uint32_t (&b)[kStepsAtOnce<Cache>][4], const unsigned char* keys, int k) {
   constexpr int kRow = kRowBytes<Cache, D>;
   const int lane = lane_id();
   if constexpr (sizeof(Cache) == 2) {
-    const unsigned char* from = keys + (lane % 8 + lane / 16 * 8) * kRow + lane / 8 % 2 * 16;
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      uint32_t a[4], b[4];
-      query(a, k);
-      ldmatrix_x4(b, from + k * 32);
-      mma_n16(s[0], s[1], a, b, C{});
-    }
+    ldmatrix_x4(b[0], keys + (lane % 8 + lane / 16 * 8) * kRow + lane / 8 % 2 * 16 + k * 32);
   } else {
-    const unsigned char* from = keys + lane % 16 * kRow;
+    uint32_t r[4];
+    // Lanes 16 to 31 point to the second step; without one, to the first again.
+    ldmatrix_x4(r, keys + lane % 16 * kRow + (k + 1 < D / 16 ? k + lane / 16 : k) * 16);
 #pragma unroll
-    for (int k = 0; k < D / 16; k += 2) {
-      uint32_t a[4], r[4];
-      // Lanes 16 to 31 point to the second step; without one, to the first again.
-      ldmatrix_x4(r, from + (k + 1 < D / 16 ? k + lane / 16 : k) * 16);
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (k + i >= D / 16) continue;
-        const uint32_t b[4] = {e4m3_to_f16(r[2 * i] & 0xffffu), e4m3_to_f16(r[2 * i] >> 16),
-                               e4m3_to_f16(r[2 * i + 1] & 0xffffu), e4m3_to_f16(r[2 * i + 1] >> 16)};
-        query(a, k + i);
-        mma_n16(s[0], s[1], a, b, C{});
+      for (int j = 0; j < 2; ++j) {
+        b[i][2 * j] = e4m3_to_f16(r[2 * i + j] & 0xffffu);
+        b[i][2 * j + 1] = e4m3_to_f16(r[2 * i + j] >> 16);
       }
     }
   }
 }
 
-// ---- O += P V
-// ----------------------------------------------------------------------------------------------
+// s [16, 16] += the 16 query rows of `query` times the 16 keys that begin at `keys`.  query(a, k) gives the A
+// fragment of k16 step k, in the cache's order (QueryRows::load does).
+template <class Cache, class C, int D, class Query>
+SIMT_DEV void multiply_keys(float (&s)[2][4], const Query& query, const unsigned char* keys) {
+  constexpr int kAtOnce = kStepsAtOnce<Cache>;
+#pragma unroll
+  for (int k = 0; k < D / 16; k += kAtOnce) {
+    uint32_t b[kAtOnce][4];
+    key_fragments<Cache, D>(b, keys, k);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (k + i >= D / 16) continue;
+      uint32_t a[4];
+      query(a, k + i);
+      mma_n16(s[0], s[1], a, b[i], C{});
+    }
+  }
+}
+
+// ---- O += P V --------------------------------------------------------------------------------------------
 
 // The A fragment of 16 keys' weights from their scores' accumulators.
 template <class C>
@@ -198,31 +212,39 @@ SIMT_DEV void weight_fragment(uint32_t (&p)[4], const float (&first)[4], const f
   p[3] = pack_pair(second[2], second[3], C{});
 }
 
-// out [16, D] += the weights of 16 keys times their values, which begin at `values`.
-template <class Cache, class C, int D>
-SIMT_DEV void multiply_values(float (&out)[D / 8][4], const uint32_t (&p)[4], const unsigned char* values) {
+// b[i]: the B fragment of columns 16 (j + i) to 16 (j + i) + 15 of the 16 keys whose values begin at
+// `values`.
+template <class Cache, int D>
+SIMT_DEV void value_fragments(uint32_t (&b)[kStepsAtOnce<Cache>][4], const unsigned char* values, int j) {
   const int lane = lane_id();
   const unsigned char* from = values + lane % 16 * kRowBytes<Cache, D>;
   if constexpr (sizeof(Cache) == 2) {
-#pragma unroll
-    for (int j = 0; j < D / 16; ++j) {
-      uint32_t b[4];
-      ldmatrix_x4_trans(b, from + (2 * j + lane / 16) * 16);
-      mma_n16(out[2 * j], out[2 * j + 1], p, b, C{});
-    }
+    ldmatrix_x4_trans(b[0], from + (2 * j + lane / 16) * 16);
   } else {
+    uint32_t r[4];
+    ldmatrix_x4_trans(r, from + (j + 1 < D / 16 ? j + lane / 16 : j) * 16);
 #pragma unroll
-    for (int j = 0; j < D / 16; j += 2) {
-      uint32_t r[4];
-      ldmatrix_x4_trans(r, from + (j + 1 < D / 16 ? j + lane / 16 : j) * 16);
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t first = even_odd_bytes(r[2 * i]), second = even_odd_bytes(r[2 * i + 1]);
+      b[i][0] = e4m3_to_f16(first & 0xffffu);
+      b[i][1] = e4m3_to_f16(second & 0xffffu);
+      b[i][2] = e4m3_to_f16(first >> 16);
+      b[i][3] = e4m3_to_f16(second >> 16);
+    }
+  }
+}
+
+// out [16, D] += the weights of 16 keys times their values, which begin at `values`.
+template <class Cache, class C, int D>
+SIMT_DEV void multiply_values(float (&out)[D / 8][4], const uint32_t (&p)[4], const unsigned char* values) {
+  constexpr int kAtOnce = kStepsAtOnce<Cache>;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (j + i >= D / 16) continue;
-        const uint32_t first = even_odd_bytes(r[2 * i]), second = even_odd_bytes(r[2 * i + 1]);
-        const uint32_t b[4] = {e4m3_to_f16(first & 0xffffu), e4m3_to_f16(second & 0xffffu),
-                               e4m3_to_f16(first >> 16), e4m3_to_f16(second >> 16)};
-        mma_n16(out[2 * (j + i)], out[2 * (j + i) + 1], p, b, C{});
-      }
+  for (int j = 0; j < D / 16; j += kAtOnce) {
+    uint32_t b[kAtOnce][4];
+    value_fragments<Cache, D>(b, values, j);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (j + i < D / 16) mma_n16(out[2 * (j + i)], out[2 * (j + i) + 1], p, b[i], C{});
     }
   }
 }

@@ -63,27 +63,24 @@ class OctetWindow {
  public:
   static constexpr int kTiles = 32 / kOctets;
 
-  // Makes `tile` part of the window.  Warp-uniform.
-  SIMT_DEV void seek(const PagedAttentionParams& p, const int32_t* table, int tile, int first_octet,
-                     int begin, int end) {
-    if (table == table_ && tile >= first_tile_ && tile < first_tile_ + kTiles) return;
-    table_ = table;
+  // Makes `tile` of a request, whose keys [begin, end) are wanted, part of the window.  Warp-uniform.
+  SIMT_DEV void seek(const PagedAttentionParams& p, int request, int tile, int first_octet, int begin,
+                     int end) {
+    if (request == request_ && tile >= first_tile_ && tile < first_tile_ + kTiles) return;
+    request_ = request;
     first_tile_ = tile;
     const int lane = lane_id(),
               octet = (tile + lane / kOctets) * (kTile / kOctet) + first_octet + lane % kOctets;
-    mine_ = find_octet(p, table, octet, begin, end);
+    mine_ = find_octet(p, p.block_tables + request * p.block_tables_stride, octet, begin, end);
   }
   // Octet i of the warp's in `tile`; i may differ between lanes.  All lanes must call.
   SIMT_DEV Octet get(int tile, int i) const {
     const int source = (tile - first_tile_) * kOctets + i;
     return {__shfl_sync(~0u, mine_.block, source), __shfl_sync(~0u, mine_.slot, source)};
   }
-  // After this, seek() reads the table again (another request may lie in the same row).
-  SIMT_DEV void forget() { table_ = nullptr; }
 
  private:
-  const int32_t* table_ = nullptr;
-  int first_tile_ = 0;
+  int request_ = -1, first_tile_ = 0;
   Octet mine_{-1, 0};
 };
 
@@ -106,7 +103,7 @@ SIMT_DEV void copy_rows(unsigned char* tile, const KvSource& source, int thread,
 #pragma unroll
   for (int r = 0; r < kRows; r += kRowsAtOnce) {
     const int row = r + thread / kSide, key = first_key + row;
-    const Octet place = octet(row / kOctet);
+    const Octet place = octet(kRowsAtOnce <= kOctet ? r / kOctet : row / kOctet);
     const bool wanted = place.block >= 0 && key >= begin && key < end;
     const unsigned char* from = source.base;
     if (wanted) from += place.block * source.stride_block + (place.slot + row % kOctet) * source.stride_slot;

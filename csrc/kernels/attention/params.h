@@ -5,6 +5,12 @@
 #include "dtype.h"
 #include "kernels/launch.h"
 
+#ifdef __CUDACC__
+#define INFERX_HOST_DEVICE __host__ __device__
+#else
+#define INFERX_HOST_DEVICE
+#endif
+
 namespace inferx::cuda {
 
 struct PagedAttentionParams {
@@ -57,10 +63,12 @@ struct PagedAttentionParams {
 constexpr int kDecodeRows = 16;
 
 // Requests with at most so many rows are decode.cu's: one tile, or one query of a group that needs several.
-constexpr int64_t decode_rows(int64_t group) { return group > kDecodeRows ? group : kDecodeRows; }
+INFERX_HOST_DEVICE constexpr int64_t decode_rows(int64_t group) {
+  return group > kDecodeRows ? group : kDecodeRows;
+}
 
 // The tensor core kernels exist for these; other head_dims run as the next larger one.
-constexpr int64_t padded_head_dim(int64_t head_dim) {
+INFERX_HOST_DEVICE constexpr int64_t padded_head_dim(int64_t head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
 }
 
