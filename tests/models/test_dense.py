@@ -8,6 +8,7 @@ import pytest
 import torch
 from gguf_writer import write_gguf
 from model_harness import save, tiny_model
+from safetensors.torch import load_file, save_file
 from test_families import gemma3, llama, qwen2
 from transformers import PreTrainedModel
 
@@ -17,6 +18,7 @@ from inferx.layers.linear import Linear
 from inferx.layers.placement import Placement
 from inferx.loader import open_checkpoint
 from inferx.models import Model, build_model, dense
+from inferx.models.weights import K_SCALES, V_SCALES
 
 CPU = torch.device("cpu")
 
@@ -136,3 +138,47 @@ def test_linear_over_a_dense_weight_refuses(x: torch.Tensor, out: torch.Tensor |
 def test_what_is_no_dense_weight(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="DenseWeight: tensor: expected a contiguous"):
         ops.DenseWeight(tensor)
+
+
+def with_scales(directory: Path, scales: dict[str, torch.Tensor]) -> Path:
+    path = save(tiny_model(llama(), seed=4), directory) / "model.safetensors"
+    save_file({**load_file(path), **scales}, path, metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize("names", list(zip(K_SCALES, V_SCALES, strict=True)))
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_scales_of_a_float8_cache(tmp_path: Path, names: tuple[str, str], shape: tuple[int, ...]) -> None:
+    """Read where the cache is float8, harmless where it is not; a layer without any has none."""
+    prefix = "model.layers.1.self_attn"
+    tensors = {f"{prefix}.{name}": torch.full(shape, 0.5 + i) for i, name in enumerate(names)}
+    checkpoint = open_checkpoint(with_scales(tmp_path, tensors))
+    where = Placement(CPU, torch.bfloat16, dense=True)
+    layers = build_model(checkpoint, placement=where, float8_cache=True).layers
+    expected = torch.Size(shape or (1,)).numel()
+    key, value = layers[1].attention.scales.key, layers[1].attention.scales.value
+    assert key is not None
+    assert value is not None
+    assert key.dtype == value.dtype == torch.float32
+    assert key.tolist() == [0.5] * expected
+    assert value.tolist() == [1.5] * expected
+    assert layers[0].attention.scales.key is None
+    for options in ({"placement": where}, {}):
+        assert build_model(checkpoint, **options).layers[1].attention.scales.key is None
+    checkpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (torch.ones(3), r"shape \[3\], expected one scale or 2"),
+        (torch.tensor(0.0), "expected scales above 0"),
+        (torch.tensor([1.0, torch.nan]), "expected scales above 0"),
+    ],
+)
+def test_odd_scales_are_refused(tmp_path: Path, scale: torch.Tensor, message: str) -> None:
+    name = "model.layers.0.self_attn.v_scale"
+    checkpoint = open_checkpoint(with_scales(tmp_path, {name: scale}))
+    with pytest.raises(LoadError, match=rf"{name}.*{message}"):
+        build_model(checkpoint, placement=Placement(CPU, torch.bfloat16, dense=True), float8_cache=True)
+    checkpoint.close()

@@ -169,22 +169,18 @@ def placement(device: Device, config: ModelConfig, dtype: str) -> Placement:
 
 
 def kv_cache_dtype(device: Device, requested: str, activations: torch.dtype) -> torch.dtype:
-    """The type of the KV cache; InvalidRequestError where the kernels have no such combination."""
+    """The type of the KV cache; InvalidRequestError where attention has no such combination.
+
+    float32 activations go with every float cache; 16-bit ones with their own type and float8.
+    """
     if requested == "auto":
         return activations
     chosen = KV_DTYPES[requested]
-    if device.is_cpu:
-        if chosen == torch.float8_e4m3fn:
-            raise InvalidRequestError(
-                f"kv_cache_dtype: {requested} is for GPUs; on the CPU it must be one of auto, "
-                f"{', '.join(FLOATS)}, got {requested!r}",
-                "kv_cache_dtype",
-            )
-    elif chosen not in (activations, torch.float8_e4m3fn):
-        name = str(activations).removeprefix("torch.")
-        raise InvalidRequestError(
-            f"kv_cache_dtype must be auto, fp8 or the type of the activations ({name}) on a GPU, "
-            f"got {requested!r}",
-            "kv_cache_dtype",
-        )
-    return chosen
+    name = str(activations).removeprefix("torch.")
+    names = list(FLOATS) if activations == torch.float32 else [name, "fp8", "fp8_e4m3"]
+    if chosen in [KV_DTYPES[allowed] for allowed in names]:
+        return chosen
+    where = "on the CPU" if device.is_cpu else f"with {name} activations"
+    raise InvalidRequestError(
+        f"kv_cache_dtype must be one of auto, {', '.join(names)} {where}, got {requested!r}", "kv_cache_dtype"
+    )

@@ -107,7 +107,14 @@ def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> L
 
     if device.kind != "cuda":
         show(plan)
-    model = _read_weights(checkpoint, args.dtype, where, console, show=show_progress and sys.stderr.isatty())
+    model = _read_weights(
+        checkpoint,
+        args.dtype,
+        where,
+        console,
+        float8_cache=kv_dtype == torch.float8_e4m3fn,
+        show=show_progress and sys.stderr.isatty(),
+    )
     if not device.is_cpu:
         model.prepare(min(max_model_len, plan.kv_tokens))
     if device.kind == "cuda":
@@ -150,13 +157,23 @@ def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> L
 
 
 def _read_weights(
-    checkpoint: Checkpoint, dtype: str, where: Placement, console: Console, *, show: bool
+    checkpoint: Checkpoint,
+    dtype: str,
+    where: Placement,
+    console: Console,
+    *,
+    float8_cache: bool,
+    show: bool,
 ) -> Decoder:
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not show, transient=True) as bar:
         task = bar.add_task("weights", total=checkpoint.weight_bytes)
         return build_model(
-            checkpoint, dtype, progress=lambda done: bar.update(task, completed=done), placement=where
+            checkpoint,
+            dtype,
+            progress=lambda done: bar.update(task, completed=done),
+            placement=where,
+            float8_cache=float8_cache,
         )
 
 

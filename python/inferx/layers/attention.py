@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,7 +33,7 @@ class AttentionMetadata:
 class AttentionBuffers:
     """Scratch of one step, shared by all layers (they run one after another)."""
 
-    __slots__ = ("key", "output", "output_rows", "qkv", "query", "query_key", "value")
+    __slots__ = ("key", "output", "output_rows", "qkv", "query", "value")
 
     def __init__(
         self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, placement: Placement = CPU
@@ -44,10 +44,21 @@ class AttentionBuffers:
         self.query = query.unflatten(1, (num_heads, head_dim))
         self.key = key.unflatten(1, (num_kv_heads, head_dim))
         self.value = value.unflatten(1, (num_kv_heads, head_dim))
-        # Query and key heads side by side rotate in one go.
-        self.query_key = self.qkv[:, : q + kv].unflatten(1, (num_heads + num_kv_heads, head_dim))
         self.output = placement.empty(num_tokens, num_heads, head_dim)
         self.output_rows = self.output.view(num_tokens, q)
+
+
+class KVScales:
+    """What is multiplied with a float8 cache's keys and values; float32, one element or one per KV head.
+
+    None is 1.  Set when the model is loaded, where the checkpoint has them and the cache is float8.
+    """
+
+    __slots__ = ("key", "value")
+
+    def __init__(self) -> None:
+        self.key: torch.Tensor | None = None
+        self.value: torch.Tensor | None = None
 
 
 @dataclass
@@ -65,6 +76,7 @@ class Attention:
     softcap: float = 0.0
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    scales: KVScales = field(default_factory=KVScales)
 
     def __call__(
         self,
@@ -82,9 +94,20 @@ class Attention:
             self.query_norm(query, out=query)
         if self.key_norm is not None:
             self.key_norm(key, out=key)
-        ops.rotary_embedding(rotary.index, buffers.query_key, None, self.head_dim, rotary.table)
         key_cache, value_cache = kv_cache
-        ops.reshape_and_cache_flash(key, buffers.value, key_cache, value_cache, meta.slot_mapping)
+        scales = self.scales
+        ops.rope_and_cache(
+            rotary.index,
+            query,
+            key,
+            buffers.value,
+            rotary.table,
+            key_cache,
+            value_cache,
+            meta.slot_mapping,
+            k_scale=scales.key,
+            v_scale=scales.value,
+        )
         ops.paged_attention(
             query,
             key_cache,
@@ -95,6 +118,9 @@ class Attention:
             self.scale,
             window=self.window,
             softcap=self.softcap,
+            k_scale=scales.key,
+            v_scale=scales.value,
+            max_query_len=meta.max_query_len,
             out=buffers.output,
         )
         self.output(buffers.output_rows, out)

@@ -130,6 +130,7 @@ class Decoder:
             softcap=config.attn_logit_softcapping or 0.0,
             query_norm=query_norm,
             key_norm=key_norm,
+            scales=weights.kv_scales(prefix, config.num_key_value_heads),
         )
 
     def build_qkv(self, weights: WeightPlan, prefix: str) -> AnyLinear:

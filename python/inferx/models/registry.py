@@ -36,17 +36,19 @@ def build_model(
     dtype: str = "auto",
     progress: Progress | None = None,
     placement: Placement = CPU,
+    float8_cache: bool = False,
 ) -> Decoder:
     """The model of a checkpoint with its weights in memory, packed or dense as ``placement`` says.
 
     dtype: "auto" keeps every tensor's stored type; "float32", "bfloat16", "float16" convert matrices that are
     not quantised.  Activations are float32 on the CPU either way; elsewhere ``placement`` has their type,
     which dense weights share.
+    float8_cache: the KV cache will be float8, so the checkpoint's scales for it are read.
     progress: called with the bytes read so far (of ``checkpoint.weight_bytes``, less what is not needed).
     Raises LoadError naming the file and tensor when something is missing, wrongly shaped, unknown or
     overflows.
     """
-    weights = WeightPlan(checkpoint, dtype, progress, placement)
+    weights = WeightPlan(checkpoint, dtype, progress, placement, float8_cache)
     model = model_class(checkpoint.config.architecture)(checkpoint.config, weights)
     weights.load()
     return model

@@ -8,6 +8,7 @@ device the host holds less than that: ``dense`` converts a tensor piece by piece
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -15,6 +16,7 @@ import torch
 
 from inferx import ops
 from inferx.errors import LoadError
+from inferx.layers.attention import KVScales
 from inferx.layers.linear import AnyLinear, Linear, MergedLinear
 from inferx.layers.norm import RMSNorm
 from inferx.layers.placement import CPU, Placement
@@ -31,6 +33,9 @@ DTYPES = {
 }
 # Tensors that carry nothing the model does not derive itself.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+# Where checkpoints keep the scales of a float8 KV cache, below self_attn.
+K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale")
+V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale")
 MAX_NAMES_IN_MESSAGE = 5
 
 
@@ -58,6 +63,7 @@ class WeightPlan:
         dtype: str = "auto",
         progress: Progress | None = None,
         placement: Placement = CPU,
+        float8_cache: bool = False,
     ) -> None:
         if dtype != "auto" and dtype not in DTYPES:
             raise LoadError(f"dtype: expected auto, {', '.join(DTYPES)}, got {dtype!r}")
@@ -65,6 +71,7 @@ class WeightPlan:
         self._dtype = dtype
         self._progress = progress
         self.placement = placement
+        self._float8_cache = float8_cache
         self._steps: list[Callable[[], None]] = []
         self._declared: set[str] = set()
         self._bytes_read = 0
@@ -128,6 +135,16 @@ class WeightPlan:
         self._steps.append(fill)
         return norm
 
+    def kv_scales(self, prefix: str, num_kv_heads: int) -> KVScales:
+        """The scales of a layer's float8 cache; without any where the checkpoint has none, or they are of no
+        use."""
+        scales = KVScales()
+        for attribute, names in (("key", K_SCALES), ("value", V_SCALES)):
+            for name in (f"{prefix}.{name}" for name in names):
+                if name in self._checkpoint.tensors:
+                    self._add_scale(scales, attribute, name, num_kv_heads)
+        return scales
+
     def is_copy(self, name: str, other: str) -> bool:
         """Whether ``name`` is missing, or holds what ``other`` holds."""
         tensors = self._checkpoint.tensors
@@ -177,6 +194,25 @@ class WeightPlan:
         if self.placement.dense:
             return "dense"
         return info.dtype if info.quantised or self._dtype == "auto" else DTYPES[self._dtype][0]
+
+    def _add_scale(self, scales: KVScales, attribute: str, name: str, num_kv_heads: int) -> None:
+        info = self._checkpoint.tensors[name]
+        if math.prod(info.shape) not in (1, num_kv_heads):
+            raise LoadError(
+                f"{info.file}: tensor {name} has shape {list(info.shape)}, expected one scale or "
+                f"{num_kv_heads}, one per KV head"
+            )
+        self.ignore(name)
+        if not self._float8_cache:
+            return
+
+        def fill() -> None:
+            values = self._vector(name).flatten()
+            if not bool((values.isfinite() & (values > 0)).all()):
+                raise LoadError(f"{info.file}: tensor {name}: expected scales above 0, got {values.tolist()}")
+            setattr(scales, attribute, values.to(self.placement.device))
+
+        self._steps.append(fill)
 
     def _add_fill(self, layer: Linear, names: list[str], bias: bool) -> None:
         self._steps.append(lambda: self._fill(layer, names, bias))
