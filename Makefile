@@ -58,15 +58,15 @@ test: build simt  ## run all tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: build  ## ruff, mypy, import layers, clang-format
-	$(BIN)/ruff check python tests benchmarks build_backend tools
-	$(BIN)/ruff format --check python tests benchmarks build_backend tools
+	$(BIN)/ruff check python tests benchmarks build_backend tools examples
+	$(BIN)/ruff format --check python tests benchmarks build_backend tools examples
 	$(BIN)/mypy python/inferx
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: build  ## apply ruff and clang-format
-	$(BIN)/ruff check --fix python tests benchmarks build_backend tools
-	$(BIN)/ruff format python tests benchmarks build_backend tools
+	$(BIN)/ruff check --fix python tests benchmarks build_backend tools examples
+	$(BIN)/ruff format python tests benchmarks build_backend tools examples
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 wheel-check: env  ## build sdist and wheel, install the wheel into a fresh environment and generate with it
