@@ -1,5 +1,4 @@
 #include "kernels/attention/combine.h"
-#include "kernels/attention/fragments.cuh"
 #include "kernels/attention/softmax.cuh"
 #include "kernels/attention/work.cuh"
 #include "kernels/dtype_dispatch.h"
@@ -11,7 +10,8 @@ namespace {
 using namespace simt;
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kBatch = 16;  // splits whose partial results are read at once: 8 KiB a warp on their way
+constexpr int kColumns = 32;  // of a warp: a lane each, so that many splits can be on their way at once
+constexpr int kBatch = 32;    // splits read at once: 4 KiB a warp; a lane finds the weights of one
 
 // Rows (query, head) of one request, at most.
 int64_t max_rows(const PagedAttentionParams& p) {
@@ -19,38 +19,38 @@ int64_t max_rows(const PagedAttentionParams& p) {
   return (p.max_query_len < queries ? p.max_query_len : queries) * p.num_heads;
 }
 
-// A warp a row.  Splits are joined in order, with the arithmetic of a CTA that takes them all
-// (decode_kernel.cuh); only the maxima, whose order does not matter, are found beforehand.
-template <class T, int kVectors>
+// A warp takes 32 columns of a row.  Splits are joined in order, with the arithmetic of a CTA that takes them
+// all (decode_kernel.cuh); only the maxima, whose order does not matter, are found beforehand.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    combine_splits_kernel(const __grid_constant__ PagedAttentionParams p, int rows) {
+    combine_splits_kernel(const __grid_constant__ PagedAttentionParams p, int rows, int groups) {
   const int64_t task = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t b = task / rows;
-  const int row = static_cast<int>(task % rows), lane = lane_id(), heads = static_cast<int>(p.num_heads);
+  const int64_t b = task / groups / rows;
+  const int row = static_cast<int>(task / groups % rows), lane = lane_id(),
+            heads = static_cast<int>(p.num_heads);
+  const int column = static_cast<int>(task % groups) * kColumns + lane;
   if (b >= p.batch || p.plan[b] < 0) return;  // whole warps
   const DecodeRequest d = load_decode_request(p, b);
   const int64_t stride = static_cast<int64_t>(d.request.q_len) * heads;
   if (row >= stride) return;
   const int64_t first = p.plan[b] + row, width = padded_head_dim(p.head_dim);
+  const bool exists = column < p.head_dim;
 
-  float max = -INFINITY, sum = 0, out[kVectors][4] = {};
+  float max = -INFINITY, sum = 0, out = 0;
   for (int s0 = 0; s0 < d.splits; s0 += kBatch) {
     const int count = min(d.splits - s0, kBatch);
-    uint4 part[kBatch][kVectors];
+    const float* from = p.partial_out + (first + s0 * stride) * width + column;
+    float part[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t column = (v * 32 + lane) * 4;
-        part[i][v] = i < count && column < width
-                         ? ld16(p.partial_out + (first + (s0 + i) * stride) * width + column)
-                         : uint4{0, 0, 0, 0};
-      }
+      part[i] = exists && i < count ? *from : 0.0f;
+      from += stride * width;
     }
     float split_max = -INFINITY, split_sum = 0;
     if (lane < count) {
-      split_max = p.partial_max_sum[(first + (s0 + lane) * stride) * 2];
-      split_sum = p.partial_max_sum[(first + (s0 + lane) * stride) * 2 + 1];
+      const float* max_sum = p.partial_max_sum + (first + (s0 + lane) * stride) * 2;
+      split_max = max_sum[0];
+      split_sum = max_sum[1];
     }
     float up_to = fmaxf(max, split_max);  // the maximum up to this lane's split
 #pragma unroll
@@ -65,13 +65,7 @@ __global__ void __launch_bounds__(kThreads)
       if (i >= count) break;
       const JoinWeights weights{0, __shfl_sync(~0u, own.a, i), __shfl_sync(~0u, own.b, i)};
       sum = join(sum, __shfl_sync(~0u, split_sum, i), weights);
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        out[v][0] = join(out[v][0], __uint_as_float(part[i][v].x), weights);
-        out[v][1] = join(out[v][1], __uint_as_float(part[i][v].y), weights);
-        out[v][2] = join(out[v][2], __uint_as_float(part[i][v].z), weights);
-        out[v][3] = join(out[v][3], __uint_as_float(part[i][v].w), weights);
-      }
+      out = join(out, part[i], weights);
     }
     max = __shfl_sync(~0u, up_to, kBatch - 1);
   }
@@ -80,25 +74,19 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = d.request.first_token + query, kv_head = head / (heads / p.num_kv_heads);
   const RowEnd end = finish_row(max, sum, p.sinks == nullptr ? -INFINITY : p.sinks[head],
                                 p.v_scale == nullptr ? 1.0f : p.v_scale[kv_head * p.v_scale_stride]);
-  if (p.lse != nullptr && lane == 0) p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = end.lse;
-  T* to = static_cast<T*>(p.out) + token * p.out_stride_token + head * p.out_stride_head;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * 32 + lane) * 4;
-    if (column >= p.head_dim) continue;
-    *reinterpret_cast<uint2*>(to + column) =
-        uint2{pack_pair(out[v][0] * end.factor, out[v][1] * end.factor, T{}),
-              pack_pair(out[v][2] * end.factor, out[v][3] * end.factor, T{})};
+  if (p.lse != nullptr && column == 0) p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = end.lse;
+  if (exists) {
+    static_cast<T*>(p.out)[token * p.out_stride_token + head * p.out_stride_head + column] =
+        from_float<T>(out * end.factor);
   }
 }
 
 template <class T>
 Error go(const PagedAttentionParams& p, void* stream) {
-  const int64_t rows = max_rows(p), ctas = (p.batch * rows + kWarps - 1) / kWarps;
-  const dim3 grid(static_cast<unsigned>(ctas));
-  if (p.head_dim <= 128)
-    return launch(combine_splits_kernel<T, 1>, grid, dim3(kThreads), 0, stream, p, static_cast<int>(rows));
-  return launch(combine_splits_kernel<T, 2>, grid, dim3(kThreads), 0, stream, p, static_cast<int>(rows));
+  const int64_t rows = max_rows(p), groups = (p.head_dim + kColumns - 1) / kColumns;
+  const int64_t ctas = (p.batch * rows * groups + kWarps - 1) / kWarps;
+  return launch(combine_splits_kernel<T>, dim3(static_cast<unsigned>(ctas)), dim3(kThreads), 0, stream, p,
+                static_cast<int>(rows), static_cast<int>(groups));
 }
 
 }  // namespace
