@@ -383,7 +383,7 @@ def test_steps_are_planned_and_finished_in_turn() -> None:
     sim.scheduler.update(out, [5])
     with pytest.raises(RuntimeError, match="not the oldest one in flight"):
         sim.scheduler.update(out, [5])
-    with pytest.raises(ValueError, match="must have a token or an error for .*'a'"):
+    with pytest.raises(ValueError, match=r"must have a token or an error for .*'a'"):
         sim.scheduler.update(behind, [None])
 
 

@@ -22,20 +22,21 @@ from inferx.engine.request import Sequence, Status
 from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState, needs_history
 from inferx.engine.sampler import SampleResult, SampleRow
 from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, SequenceUpdate
-from inferx.engine.step_queue import StepQueue
+from inferx.engine.step_queue import Runner, StepQueue
 from inferx.engine.wire import EngineInfo
 
 
 class EngineCore:
     """One model with its KV cache and the requests running on it."""
 
-    def __init__(self, loaded: LoadedModel, args: EngineArgs) -> None:
+    def __init__(self, loaded: LoadedModel, args: EngineArgs, runner: Runner | None = None) -> None:
         self.checkpoint = loaded.checkpoint
         self.tokenizer = loaded.tokenizer
         self.model = loaded.model
         self.info: EngineInfo = loaded.info
         self.scheduler = Scheduler(loaded.scheduler_config)
-        self.runner = loaded.make_runner()
+        self.clock = time.monotonic
+        self.runner: Runner = runner or loaded.make_runner()
         # Seeds of requests that bring none; with args.seed a whole run can be repeated.
         self._random = random.Random(
             int.from_bytes(os.urandom(8), "little") if args.seed is None else args.seed
@@ -76,7 +77,7 @@ class EngineCore:
         seq = self.scheduler.finish(request_id, index, "stop")
         if seq is None:
             return []
-        self._state(seq).charge(time.monotonic())
+        self._state(seq).charge(self.clock())
         outputs = [self._output(seq, [], "stop")]
         self._forget(outputs)
         return outputs
@@ -98,11 +99,15 @@ class EngineCore:
             self._take_step()  # an empty plan has nothing to say
         return outputs
 
+    def work_while_idle(self) -> bool:
+        """Prepare for later steps, a little at a time, when there is no work; whether more is left."""
+        return not self.has_work and self.runner.capture_graph(idle=True)
+
     def _plan_ahead(self) -> None:
         while self._steps.has_room and self.scheduler.has_unfinished() and not self._awaits_tokens():
             first = not self._steps
             plan = self.scheduler.schedule()
-            now = time.monotonic()
+            now = self.clock()
             self._charge_moves(plan, now)
             if first:
                 self._charge_start(plan, now)
@@ -117,14 +122,15 @@ class EngineCore:
 
     def _take_step(self) -> list[EngineOutput]:
         step = self._steps.take()
-        plan, now = step.plan, time.monotonic()
+        plan, now = step.plan, self.clock()
         self._charge_end(plan, now)
+        outputs: list[EngineOutput] = []
+        for seq, message in step.failed:  # before the update, so that nothing of theirs gets into the cache
+            outputs += self._fail(seq, message)
         updates = self.scheduler.update(plan, [_as_update(r) for r in step.results])
         result_of = dict(zip(plan.samples, step.results, strict=True))
         # Samples that ended meanwhile have no update.
-        outputs = [self._on_update(update, result_of[update.seq]) for update in updates]
-        for seq, message in step.failed:
-            outputs += self._fail(seq, message)
+        outputs += [self._on_update(update, result_of[update.seq]) for update in updates]
         self._forget(outputs)
         if self._steps.oldest is not None:
             self._charge_start(self._steps.oldest, now)
@@ -218,6 +224,7 @@ class EngineCore:
         for entry in plan.scheduled:
             if entry.seq.status is not Status.FINISHED:
                 self._state(entry.seq).charge(now)
+            if entry.seq.status is Status.RUNNING:  # a leader that was preempted has nobody to fork
                 for seq in entry.samples:
                     self._state(seq).charge(now)
         for seq in plan.scheduled_out:

@@ -81,9 +81,10 @@ def _load(options: LaunchOptions, outbox: zmq.Socket[bytes]) -> EngineCore | Non
 
 
 def _serve(core: EngineCore, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    idle_work = False
     while True:
         # Idle: wait for a message.  Busy: take what has come and go on with the next step.
-        if inbox.poll(timeout=0 if core.has_work else None):
+        if inbox.poll(timeout=0 if core.has_work or idle_work else None):
             while True:
                 try:
                     raw = inbox.recv(zmq.NOBLOCK)
@@ -93,6 +94,9 @@ def _serve(core: EngineCore, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
                     return
         if core.has_work:
             outbox.send(wire.encoder.encode(wire.Step(core.step(), core.stats())))
+            idle_work = True
+        elif idle_work:
+            idle_work = core.work_while_idle()
 
 
 def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -> bool:

@@ -70,8 +70,8 @@ class SampleState:
         self.row.output_token_ids.append(token_id)  # type: ignore[attr-defined]
 
     def final_metrics(self, seq: Sequence) -> RequestMetrics:
-        """The complete record of a finished sample."""
-        m = self.metrics
+        """The complete record of a finished sample.  (A leader's own record goes on, for its forks.)"""
+        m = msgspec.structs.replace(self.metrics)
         m.e2e_time = self._mark - m.arrival_time
         m.num_prompt_tokens = seq.num_prompt_tokens
         m.num_cached_tokens = seq.num_cached_tokens

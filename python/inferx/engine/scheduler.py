@@ -364,7 +364,7 @@ class Scheduler:
         del self._in_flight[0]
         self.kv.finish_copies()
         self._stats.num_steps += 1
-        updates: list[SequenceUpdate] = []
+        updates = self._end_failed(output, results) if SampleError in map(type, results) else []
         place = 0
         running, decode, advance = Status.RUNNING, Phase.DECODE, self.kv.advance
         for entry in output.scheduled:
@@ -383,6 +383,25 @@ class Scheduler:
             elif seq.status is Status.PREEMPTED:
                 updates += self._take_late(entry, results[place] if samples else None)
             place += len(samples)
+        return updates
+
+    def _end_failed(
+        self, output: SchedulerOutput, results: list[int | SampleError | None]
+    ) -> list[SequenceUpdate]:
+        """End the entries of which no sample succeeded, before anything they computed gets into the cache."""
+        updates: list[SequenceUpdate] = []
+        place = 0
+        for entry in output.scheduled:
+            live = [
+                (seq, result)
+                for seq, result in zip(
+                    entry.samples, results[place : place + len(entry.samples)], strict=True
+                )
+                if seq.finish_reason is None
+            ]
+            if all(isinstance(result, SampleError) for _, result in live):
+                updates += [self._take_result(seq, result) for seq, result in live]
+            place += len(entry.samples)
         return updates
 
     def _take_late(self, entry: ScheduledSequence, result: int | SampleError | None) -> list[SequenceUpdate]:

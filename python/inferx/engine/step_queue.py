@@ -34,6 +34,8 @@ class Runner(Protocol):
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None: ...
 
+    def capture_graph(self, *, idle: bool) -> bool: ...
+
 
 @dataclass(slots=True)
 class StepResults:
