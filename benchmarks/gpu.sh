@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 root=$PWD
 out=${1:-${OUT:-build/gpu-results}}
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
 site=$(mktemp -d)
 started=$SECONDS
@@ -34,6 +35,18 @@ if compgen -G '.whl/*.whl' >/dev/null; then
 fi
 export PYTHONPATH="$site:$root/python:$root/tests/kernels:$root"
 
+# Without the options of pyproject.toml: they need plugins that the machine may not have.
+cat >"$out/pytest.ini" <<'INI'
+[pytest]
+addopts = -q --import-mode=importlib -m gpu -p no:cacheprovider
+pythonpath = .
+markers =
+    gpu: needs an NVIDIA GPU
+    slow: takes more than a few seconds
+    real_model: needs real weights on this machine
+INI
+tests() { "$python" -m pytest -c "$out/pytest.ini" --rootdir "$root" "$@"; }
+
 build() {
     local arch
     arch=$("$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + ("a" if a == "90" else "") + "-real")') || return 1
@@ -43,12 +56,12 @@ build() {
     cmake --build build/gpu && cp build/gpu/_C.*.so python/inferx/ &&
         "$python" -c 'from inferx.ops import build_info; print(build_info())'
 }
-export -f build
-export python out
+export -f build tests
+export python out root
 
 step build 200 bash -c build
-step kernel-tests 150 "$python" -m pytest -q -x --maxfail=20 -m gpu -p no:cacheprovider tests/kernels tests/ops/test_copy_blocks.py
-step engine-tests 60 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/engine
+step kernel-tests 150 bash -c "tests --maxfail=20 $root/tests/kernels $root/tests/ops/test_copy_blocks.py"
+step engine-tests 60 bash -c "tests $root/tests/engine"
 step kernels 110 "$python" -m benchmarks.kernels --device cuda --quick --json "$out/kernels.json"
 printf '\n== done in %d s\n' $((SECONDS - started))
 exit $failed
