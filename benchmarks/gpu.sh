@@ -49,7 +49,8 @@ tests() { "$python" -m pytest -c "$out/pytest.ini" --rootdir "$root" "$@"; }
 
 build() {
     local arch
-    arch=$("$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + ("a" if a == "90" else "") + "-real")') || return 1
+    arch=${INFERX_CUDA_ARCHS:-$("$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + ("a" if a == "90" else "") + "-real")')}
+    [ -n "$arch" ] || return 1
     cmake -S . -B build/gpu -G Ninja -DINFERX_CUDA=ON -DINFERX_CUDA_ARCHS="$arch" -DINFERX_KERNEL_REPORT=ON \
         -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" >"$out/configure.log" 2>&1 ||
         { tail -n 30 "$out/configure.log"; return 1; }

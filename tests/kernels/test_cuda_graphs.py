@@ -1,4 +1,4 @@
-"""Ops in a captured CUDA graph, replayed with other values in the same tensors; and on a stream of one's own."""
+"""Ops in a captured CUDA graph, replayed with other values in the same tensors; and on a side stream."""
 
 from __future__ import annotations
 
