@@ -140,19 +140,20 @@ __global__ void __launch_bounds__(kWarps * 32)
     const int r = i / kDim, d = i % kDim;
     float value = 0;
     if (r < num_rows && d < dim) {
-      value = static_cast<const float*>(p.query)[(t.first_query + query_of(r)) * p.query_stride_token +
-                                                 head_of(r) * p.query_stride_head + d];
+      value =
+          static_cast<const float*>(p.query)[(t.request.first_token + query_of(r)) * p.query_stride_token +
+                                             head_of(r) * p.query_stride_head + d];
     }
     reinterpret_cast<float*>(query[r])[d] = value;
   }
   __syncthreads();
 
-  KeyRange visible[kRows];
+  KeySpan visible[kRows];
   for (int r = 0; r < kRows; ++r) {
-    visible[r] = r < num_rows ? visible_keys(p, t.q_len, t.seq_len, query_of(r)) : KeyRange{0, 0};
+    visible[r] = r < num_rows ? visible_keys(p, t.request, query_of(r)) : KeySpan{0, 0};
   }
-  const int first = visible[0].first, end = visible_keys(p, t.q_len, t.seq_len, query_of(num_rows - 1)).end;
-  const int32_t* table = p.block_tables + t.request * p.block_tables_stride;
+  const int first = visible[0].begin, end = visible_keys(p, t.request, query_of(num_rows - 1)).end;
+  const int32_t* table = p.block_tables + t.batch_index * p.block_tables_stride;
   WarpTile& w = tiles[warp];
   RowState state{-INFINITY, 0};
   float out[kRows][kParts] = {};
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int r = 0; r < kRows; ++r) {
       float s = score[r] * p.scale;
       if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
-      w.weights[r][lane] = key >= visible[r].first && key < visible[r].end ? s : -INFINITY;
+      w.weights[r][lane] = key >= visible[r].begin && key < visible[r].end ? s : -INFINITY;
     }
     __syncwarp();
     update_row(w, state);
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     __syncthreads();
   }
   for (int r = warp; r < num_rows; r += kWarps) {
-    const int64_t token = t.first_query + query_of(r);
+    const int64_t token = t.request.first_token + query_of(r);
     float* row = static_cast<float*>(p.out) + token * p.out_stride_token + head_of(r) * p.out_stride_head;
     for (int d = lane; d < dim; d += 32) row[d] = reinterpret_cast<float*>(query[r])[d];
     if (p.lse != nullptr && lane == 0) {

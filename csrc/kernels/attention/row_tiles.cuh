@@ -6,19 +6,19 @@
 // most one more, so a grid of row_tile_bound() holds all of them, and a binary search finds the request.
 #pragma once
 #include "kernels/attention/params.h"
+#include "kernels/attention/request.cuh"
 #include "simt/simt.h"
 
 namespace inferx::cuda {
 
 struct RowTile {
-  int request;
-  int tile;             // within the request
-  int64_t first_query;  // its first query among all tokens
-  int q_len, seq_len;   // clamped: queries exist, and keys have an entry in block_tables
-  int rows;             // q_len * group; 0 where the arrays make no sense
+  int batch_index;
+  Request request;
+  int tile;  // of the request's tiles; may lie past its rows
+  int rows;  // q_len * group
 };
 
-inline int64_t row_tile_bound(const PagedAttentionParams& p, int rows) {
+__host__ __device__ inline int64_t row_tile_bound(const PagedAttentionParams& p, int rows) {
   return p.num_tokens * (p.num_heads / p.num_kv_heads) / rows + p.batch;
 }
 
@@ -33,31 +33,9 @@ SIMT_DEV RowTile find_row_tile(const PagedAttentionParams& p, int64_t index, int
       high = middle - 1;
     }
   }
-  const int64_t begin = min(max(static_cast<int64_t>(p.cu_seqlens_q[low]), int64_t{0}), p.num_tokens);
-  const int64_t end = min(max(static_cast<int64_t>(p.cu_seqlens_q[low + 1]), begin), p.num_tokens);
-  const int64_t capacity =
-      min(p.max_blocks * p.block_size, int64_t{INT32_MAX - 1024});  // ends of tiles fit an int
-  const int64_t keys = min(static_cast<int64_t>(p.seq_lens[low]), capacity);
-  RowTile t;
-  t.request = low;
-  t.tile = static_cast<int>(max(index - start(low), int64_t{0}));
-  t.first_query = begin;
-  t.q_len = static_cast<int>(end - begin);
-  t.seq_len = static_cast<int>(max(keys, int64_t{0}));
-  t.rows = t.q_len * group;
-  return t;
-}
-
-// The keys [first, end) that one query of a request sees.
-struct KeyRange {
-  int first, end;
-};
-
-SIMT_DEV KeyRange visible_keys(const PagedAttentionParams& p, int q_len, int seq_len, int query) {
-  if (!p.causal) return {0, seq_len};
-  const int end = seq_len - q_len + query + 1;
-  const int64_t first = p.window > 0 ? end - p.window : 0;
-  return {static_cast<int>(max(first, int64_t{0})), max(end, 0)};
+  const Request request = load_request(p, low);
+  const int64_t tile = index - start(low);
+  return {low, request, static_cast<int>(tile < 0 ? 0 : tile), request.q_len * group};
 }
 
 }  // namespace inferx::cuda

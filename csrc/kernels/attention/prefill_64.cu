@@ -1,0 +1,5 @@
+#include "kernels/attention/prefill.cuh"
+
+namespace inferx::cuda::prefill {
+template Error launch_head_dim<64>(const PagedAttentionParams&, void*);
+}
