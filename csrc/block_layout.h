@@ -25,4 +25,11 @@ struct BlockSteps {
   int64_t block, outer, inner;
 };
 
+// A cache whose blocks move to and from a buffer of dense blocks, [n, *block].
+struct BufferedCache {
+  char* base;
+  BlockShape shape;
+  BlockSteps steps, buffer_steps;
+};
+
 }  // namespace inferx

@@ -14,5 +14,7 @@ void bind_linear(pybind11::module_& m);     // pack_weight, linear, embedding
 void bind_attention(pybind11::module_& m);  // paged_attention, merge_attn_states
 void bind_reshape_and_cache(pybind11::module_& m);
 void bind_rope_and_cache(pybind11::module_& m);
+void bind_swap_blocks(pybind11::module_& m);
+void bind_gather_blocks(pybind11::module_& m);  // gather_blocks, scatter_blocks
 
 }  // namespace inferx

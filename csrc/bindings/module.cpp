@@ -15,6 +15,8 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_attention(m);
   inferx::bind_reshape_and_cache(m);
   inferx::bind_rope_and_cache(m);
+  inferx::bind_swap_blocks(m);
+  inferx::bind_gather_blocks(m);
 #ifdef INFERX_WITH_CUDA
   auto cuda = m.def_submodule("cuda", "The same functions for CUDA tensors.");
   inferx::bind_cuda_families(cuda);

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from inferx.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from inferx.ops.attention import merge_attn_states, paged_attention
-from inferx.ops.cache import copy_blocks, reshape_and_cache_flash, rope_and_cache
+from inferx.ops.cache import (
+    copy_blocks,
+    gather_blocks,
+    reshape_and_cache_flash,
+    rope_and_cache,
+    scatter_blocks,
+    swap_blocks,
+)
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
@@ -27,6 +34,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
+    "gather_blocks",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",
@@ -40,7 +48,9 @@ __all__ = [
     "rope_and_cache",
     "rotary_embedding",
     "sample_tokens",
+    "scatter_blocks",
     "set_num_threads",
     "silu_and_mul",
+    "swap_blocks",
     "token_logprobs",
 ]

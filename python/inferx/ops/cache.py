@@ -1,13 +1,21 @@
-"""Writing into the paged KV cache, and copying its blocks."""
+"""Writing into the paged KV cache, and moving its blocks."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from inferx import _C
 from inferx.ops._lib import is_compiling, kernels_for, register
 
-__all__ = ["copy_blocks", "reshape_and_cache_flash", "rope_and_cache"]
+__all__ = [
+    "copy_blocks",
+    "gather_blocks",
+    "reshape_and_cache_flash",
+    "rope_and_cache",
+    "scatter_blocks",
+    "swap_blocks",
+]
 
 _reshape_and_cache_flash = register(
     "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
@@ -21,6 +29,9 @@ _rope_and_cache = register(
 _copy_blocks = register(
     "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) -> ()"
 )
+_swap_blocks = register("swap_blocks(Tensor src, Tensor(a!) dst, Tensor block_mapping) -> ()")
+_gather_blocks = register("gather_blocks(Tensor(a!) out, Tensor[] caches, Tensor block_ids) -> ()")
+_scatter_blocks = register("scatter_blocks(Tensor buffer, Tensor(a!)[] caches, Tensor block_ids) -> ()")
 
 
 def reshape_and_cache_flash(
@@ -122,3 +133,89 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
         _C.check_block_mapping(block_mapping, min(len(cache) for cache in (*key_caches, *value_caches)))
         block_mapping = block_mapping.to(key_caches[0].device)
     kernels_for(key_caches[0] if key_caches else None).copy_blocks(key_caches, value_caches, block_mapping)
+
+
+def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
+    """Copies whole blocks from one tensor into another, usually between a GPU and host memory.
+
+    Args:
+        src: ``[num_src_blocks, *block]``, any dtype, any strides with a contiguous last dimension (a block
+            may have at most three dimensions, once those that lie evenly in both tensors are merged).
+        dst: ``[num_dst_blocks, *block]``, likewise, apart from ``src`` in memory.  Either may be on a GPU or
+            on the CPU; two GPUs are not supported.
+        block_mapping: int64 ``[n, 2]``, contiguous, on the CPU: (block of src, block of dst) pairs.  A
+            destination occurs once.
+
+    Between a GPU and the host this runs on the GPU's current stream: by its copy engines, one copy for each
+    run of consecutive pairs, or, for small blocks scattered over pinned memory, by one kernel.  With pinned
+    host memory the call does not wait: keep that memory, and leave it alone, until the stream has got there.
+    With pageable memory the copies may block.
+
+    Raises:
+        IndexError: a block number is out of range; nothing has been copied then.
+        ValueError: a shape, dtype, device or stride is wrong, or a destination occurs twice; likewise.
+    """
+    call = _swap_blocks if is_compiling() else kernels_for(src if src.is_cuda else dst).swap_blocks
+    call(src, dst, block_mapping)
+
+
+def gather_blocks(caches: list[Tensor], block_ids: Tensor, out: Tensor | None = None) -> Tensor:
+    """Copies blocks of all caches into one contiguous buffer, to be sent to another machine, say.
+
+    Args:
+        caches: tensors ``[num_blocks, *block]`` of one shape and dtype, any strides with a contiguous last
+            dimension, ``block`` of at most three dimensions once those that lie evenly are merged; usually
+            key and value cache of each layer in turn.
+        block_ids: int64 ``[n]``, contiguous; -1 stands for no block.  On the CPU or on the caches' device.
+        out: contiguous ``[len(caches), n, *block]``, apart from the caches in memory.  Allocated when None.
+
+    Returns:
+        ``out``: ``out[c, i]`` is ``caches[c][block_ids[i]]``, dense whatever the strides of the caches, so
+        that the receiver's may differ; zeros where there is no block.  With the caches of L layers as
+        ``[k0, v0, k1, v1, ...]``, ``out.view(L, 2, n, *block)`` is each layer's part in one piece.
+
+    On a GPU this is one launch for all caches, if their strides are alike.  Ids on the CPU are checked (and
+    moved there); ids on the GPU cannot be looked at, and those out of range count as -1.
+
+    Raises:
+        IndexError: a block id is out of range.
+        ValueError: a shape, dtype, device or stride is wrong, or there is no cache.
+    """
+    if not caches:
+        raise ValueError("gather_blocks: caches: expected at least one tensor, got none")
+    block_ids = _ids_for("gather_blocks", caches, block_ids, once=False)
+    if out is None:
+        shape = (len(caches), block_ids.shape[0], *caches[0].shape[1:])
+        out = torch.empty(shape, dtype=caches[0].dtype, device=caches[0].device)
+    call = _gather_blocks if is_compiling() else kernels_for(caches[0]).gather_blocks
+    call(out, caches, block_ids)
+    return out
+
+
+def scatter_blocks(buffer: Tensor, caches: list[Tensor], block_ids: Tensor) -> None:
+    """Copies the blocks of a buffer that :func:`gather_blocks` filled into caches, in place.
+
+    Args:
+        buffer: contiguous ``[len(caches), n, *block]``; see :func:`gather_blocks`.
+        caches: tensors ``[num_blocks, *block]`` of one shape and dtype, any strides with a contiguous last
+            dimension; need not be laid out like those that the buffer comes from.
+        block_ids: int64 ``[n]``, contiguous: where ``buffer[:, i]`` goes; -1 skips it.  A block occurs once.
+            On the CPU or on the caches' device.
+
+    On a GPU, ids out of range count as -1 where they cannot be looked at.
+
+    Raises:
+        IndexError: a block id is out of range; nothing has been written then.
+        ValueError: a shape, dtype, device or stride is wrong, or a block occurs twice; likewise.
+    """
+    block_ids = _ids_for("scatter_blocks", caches, block_ids, once=True)
+    call = _scatter_blocks if is_compiling() else kernels_for(caches[0] if caches else None).scatter_blocks
+    call(buffer, caches, block_ids)
+
+
+def _ids_for(op: str, caches: list[Tensor], block_ids: Tensor, *, once: bool) -> Tensor:
+    """``block_ids`` on the caches' device, checked where they come from the CPU."""
+    if is_compiling() or not caches or not caches[0].is_cuda or block_ids.is_cuda:
+        return block_ids
+    _C.check_block_ids(op, block_ids, len(caches[0]), once)
+    return block_ids.to(caches[0].device)
