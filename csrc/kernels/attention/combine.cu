@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   const int query = row / heads, head = row % heads;
-  const int64_t token = d.request.first_token + query, kv_head = head / (heads / p.num_kv_heads);
+  const int64_t token = d.request.first_token + query, kv_head = head / p.group;
   const RowEnd end = finish_row(max, sum, p.sinks == nullptr ? -INFINITY : p.sinks[head],
                                 p.v_scale == nullptr ? 1.0f : p.v_scale[kv_head * p.v_scale_stride]);
   if (p.lse != nullptr && column == 0) p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = end.lse;

@@ -5,9 +5,12 @@
 
 namespace inferx::cuda {
 
-Error launch_paged_attention_decode(const PagedAttentionParams& p, void* stream) {
+Error launch_paged_attention_decode(const PagedAttentionParams& params, void* stream) {
+  PagedAttentionParams p = params;
   if (p.batch == 0 || p.num_tokens == 0) return kSuccess;
   if (p.split_size < kTile || p.split_size % kTile != 0 || p.block_size % kOctet != 0) return kInvalidValue;
+  p.group = static_cast<int>(p.num_heads / p.num_kv_heads);
+  p.split_tiles = static_cast<int>(p.split_size / kTile);
   const auto go = [&] {
     switch (padded_head_dim(p.head_dim)) {
       case 64:

@@ -23,10 +23,11 @@ static_assert(kWarpKeys == 16 && kDecodeRows == 16);
 template <class Cache, int D>
 struct Shape {
   static constexpr int kSlotBytes = kWarpKeys * kRowBytes<Cache, D>;
-  // As many slots as 88 KiB hold (99 KiB are the most on sm_89 and sm_120), at most 6: with two CTAs or more
+  // As many slots as 88 KiB hold (99 KiB are the most on sm_89 and sm_120), at most 7: with two CTAs or more
   // on an SM, 50 KiB and more are on their way, twice what HBM3e's latency times its bandwidth per SM asks
-  // for.
-  static constexpr int kFit = 88 * 1024 / (kWarps * kSlotBytes), kSlots = kFit > 6 ? 6 : kFit;
+  // for.  An odd number, which keeps the code for finding the next keys in one place.
+  static constexpr int kFit = 88 * 1024 / (kWarps * kSlotBytes);
+  static constexpr int kSlots = kFit < 3 ? kFit : kFit > 7 ? 7 : (kFit - 1) | 1;
   static_assert(kSlots >= 2);
   static constexpr int kRingBytes = kSlots * kSlotBytes;
   // Joined splits of a unit that one CTA takes whole.
@@ -54,7 +55,7 @@ struct LaneRows {
   SIMT_DEV void load(const PagedAttentionParams& p, const WorkWalk& item) {
     const DecodeRequest d = load_decode_request(p, item.request());
     const Request& request = d.request;
-    const int group = static_cast<int>(p.num_heads / p.num_kv_heads), kv_head = item.unit() / d.row_tiles;
+    const int group = p.group, kv_head = item.unit() / d.row_tiles;
     const int first_row = item.unit() % d.row_tiles * kDecodeRows;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -89,7 +90,7 @@ class RowOutput {
   SIMT_DEV void begin(const WorkWalk& item, float max, float sum) {
     const DecodeRequest d = load_decode_request(p_, item.request());
     const Request& request = d.request;
-    const int group = static_cast<int>(p_.num_heads / p_.num_kv_heads), kv_head = item.unit() / d.row_tiles;
+    const int group = p_.group, kv_head = item.unit() / d.row_tiles;
     const int packed = item.unit() % d.row_tiles * kDecodeRows + row();
     exists_ = packed < request.q_len * group;
     if (!exists_) return;
@@ -157,7 +158,7 @@ class RowOutput {
   bool exists_ = false, first_ = false, last_ = false, joins_ = false;
 };
 
-// A warp's loads: the halves of the items' tiles in order, each into the next slot of its ring.
+// A warp's loads: keys and values of the items' tiles in turn, each into the next slot of its ring.
 template <class Cache, int D>
 class Loader {
   using S = Shape<Cache, D>;
@@ -168,24 +169,28 @@ class Loader {
     enter();
   }
 
-  // Starts the next copy, as one commit group; an empty one when nothing is left.  All lanes.
+  // Starts the next copy, of keys or values by turns, as one commit group; an empty one when nothing is left.
+  // All lanes.
+  template <bool kValues>
   SIMT_DEV void issue() {
+    if (!kValues && !walk_.done() && tile_ == walk_.end_tile()) {
+      walk_.advance();
+      enter();
+    }
     if (!walk_.done()) {
-      if (!values_) window_.seek(p_, walk_.request(), tile_, 2 * warp_, keys_.begin, keys_.end);
+      if (!kValues) window_.seek(p_, walk_.request(), tile_, 2 * warp_, keys_.begin, keys_.end);
       const Octet first = window_.get(tile_, 0), second = window_.get(tile_, 1);
-      const KvSource source = values_ ? value_source<Cache>(p_, kv_head_) : key_source<Cache>(p_, kv_head_);
+      const KvSource source = kValues ? value_source<Cache>(p_, kv_head_) : key_source<Cache>(p_, kv_head_);
       copy_rows<Cache, D, kWarpKeys, 32>(p_, ring_ + slot_ * S::kSlotBytes, source, lane_id(),
                                          tile_ * kTile + warp_ * kWarpKeys, keys_.begin, keys_.end,
                                          [&](int i) { return i == 0 ? first : second; });
-      if (!values_) {
+      if (kValues) {
+        ++tile_;
+      } else {
         const uint32_t bits = (first.block >= 0 ? 1u : 0u) | (second.block >= 0 ? 2u : 0u);
         present_ = (present_ & ~(3u << keys_issued_ % 16 * 2)) | bits << keys_issued_ % 16 * 2;
         ++keys_issued_;
-      } else if (++tile_ == walk_.end_tile()) {
-        walk_.advance();
-        enter();
       }
-      values_ = !values_;
     }
     cp_async_commit();
     slot_ = slot_ + 1 == S::kSlots ? 0 : slot_ + 1;
@@ -211,7 +216,6 @@ class Loader {
   unsigned char* ring_;
   int warp_, kv_head_ = 0, tile_ = 0, slot_ = 0;
   uint32_t keys_issued_ = 0, present_ = 0;
-  bool values_ = false;
 };
 
 template <class Cache, class T, int D>
@@ -228,14 +232,23 @@ __global__ void __launch_bounds__(kThreads, Shape<Cache, D>::kCtas)
   deal_work<kThreads>(p, start);
 
   Loader<Cache, D> loader(p, start, ring, warp);
-  for (int i = 0; i < S::kSlots - 1; ++i) loader.issue();
+  // All slots but one are under way before anything is used, so while keys are multiplied a copy of keys
+  // starts if that number is even, else one of values.
+  constexpr bool kEven = (S::kSlots - 1) % 2 == 0;
+#pragma unroll 1
+  for (int i = 0; i < (S::kSlots - 1) / 2; ++i) {
+    loader.template issue<false>();
+    loader.template issue<true>();
+  }
+  if constexpr (!kEven) loader.template issue<false>();
   int slot = 0;  // of the next half to be used
   uint32_t tile_count = 0;
-  const auto next_half = [&](bool refill) -> const unsigned char* {
+  const auto landed = [&] {
     cp_async_wait<S::kSlots - 2>();
     __syncwarp();  // all lanes' copies are there, and all have read the half before, whose slot is filled
-                   // again
-    if (refill) loader.issue();
+                   // next
+  };
+  const auto next_half = [&]() -> const unsigned char* {
     const unsigned char* half = ring + slot * S::kSlotBytes;
     slot = slot + 1 == S::kSlots ? 0 : slot + 1;
     return half;
@@ -274,8 +287,10 @@ __global__ void __launch_bounds__(kThreads, Shape<Cache, D>::kCtas)
     for (int j = 0; j < D / 8; ++j) out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
 
     for (int tile = first_tile; tile < end_tile; ++tile, ++tile_count) {
+      landed();
+      loader.template issue<!kEven>();
       float s[2][4] = {};
-      multiply_keys<Cache, C, D>(s, query, next_half(true));
+      multiply_keys<Cache, C, D>(s, query, next_half());
       const int key = tile * kTile + warp * kWarpKeys;
       const uint32_t present = loader.present(tile_count);
       float correction[2];
@@ -290,7 +305,9 @@ __global__ void __launch_bounds__(kThreads, Shape<Cache, D>::kCtas)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[j][e] *= correction[e / 2];
       }
-      multiply_values<Cache, C, D>(out, weights, next_half(tile + 1 < end_tile));
+      landed();
+      if (tile + 1 < end_tile) loader.template issue<kEven>();
+      multiply_values<Cache, C, D>(out, weights, next_half());
     }
 
     // The two slots last used are free in every warp, until the issue that was left out above.
@@ -342,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, Shape<Cache, D>::kCtas)
       }
       __syncthreads();
     }
-    loader.issue();
+    loader.template issue<kEven>();
   }
   cp_async_wait<0>();
 }

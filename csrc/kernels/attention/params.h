@@ -57,6 +57,8 @@ struct PagedAttentionParams {
   float* partial_out;      // [max_partials, padded_head_dim(head_dim)]
   float* partial_max_sum;  // [max_partials, 2]
   int64_t max_partials;
+  // Filled in by the launcher of decode.cu: 64-bit divisions are slow on a device.
+  int group = 0, split_tiles = 0;
 };
 
 // Query rows of one KV head (query positions x heads of the group) that fill one tile of mma.m16n8k16.

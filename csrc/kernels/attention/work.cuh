@@ -30,16 +30,14 @@ struct DecodeRequest {
 SIMT_DEV DecodeRequest load_decode_request(const PagedAttentionParams& p, int64_t b) {
   DecodeRequest d{};
   d.request = load_request(p, b);
-  const int group = static_cast<int>(p.num_heads / p.num_kv_heads);
-  const int64_t rows = static_cast<int64_t>(d.request.q_len) * group;
-  if (rows == 0 || rows > decode_rows(group)) return d;
-  const int split_tiles = static_cast<int>(p.split_size / kTile);
+  const int64_t rows = static_cast<int64_t>(d.request.q_len) * p.group;
+  if (rows == 0 || rows > decode_rows(p.group)) return d;
   d.keys = visible_keys(p, d.request);
   d.first_tile = d.keys.begin / kTile;
   d.end_tile = d.keys.end > d.keys.begin ? (d.keys.end + kTile - 1) / kTile : d.first_tile;
-  d.first_split = d.first_tile / split_tiles;
-  d.splits = d.end_tile > d.first_tile ? (d.end_tile - 1) / split_tiles - d.first_split + 1 : 1;
-  d.row_tiles = static_cast<int>(rows + kDecodeRows - 1) / kDecodeRows;
+  d.first_split = d.first_tile / p.split_tiles;
+  d.splits = d.end_tile > d.first_tile ? (d.end_tile - 1) / p.split_tiles - d.first_split + 1 : 1;
+  d.row_tiles = (static_cast<int>(rows) + kDecodeRows - 1) / kDecodeRows;
   d.units = static_cast<int>(p.num_kv_heads) * d.row_tiles;
   d.unit_cost = d.end_tile - d.first_tile + kItemCost * d.splits;
   d.partials = d.splits > 1 ? static_cast<int64_t>(d.splits) * d.request.q_len * p.num_heads : 0;
@@ -117,9 +115,9 @@ class WorkWalk {
     const int rest = static_cast<int>(into - static_cast<int64_t>(unit_) * d.unit_cost);
     int skipped = 0, cost = 0;  // splits
     if (rest > 0) {
-      const int split_tiles = static_cast<int>(p.split_size / kTile), per_split = split_tiles + kItemCost;
+      const int per_split = p.split_tiles + kItemCost;
       const int missing =
-          d.first_tile - d.first_split * split_tiles;  // the first split is shorter by so much
+          d.first_tile - d.first_split * p.split_tiles;  // the first split is shorter by so much
       skipped = is_whole(d) ? d.splits : min((rest + missing + per_split - 1) / per_split, d.splits);
       cost = skipped == d.splits ? d.unit_cost : skipped * per_split - missing;
     }
@@ -165,10 +163,10 @@ class WorkWalk {
     return d.splits == 1 || !fits_scratch(p_, first_partial_, d.partials);
   }
   SIMT_DEV void enter(const DecodeRequest& d) {
-    const int split_tiles = static_cast<int>(p_.split_size / kTile);
     whole_ = is_whole(d);
-    first_tile_ = max(d.first_tile, split_ * split_tiles);
-    end_tile_ = static_cast<int>(min(static_cast<int64_t>(d.end_tile), (split_ + int64_t{1}) * split_tiles));
+    first_tile_ = max(d.first_tile, split_ * p_.split_tiles);
+    end_tile_ =
+        static_cast<int>(min(static_cast<int64_t>(d.end_tile), (split_ + int64_t{1}) * p_.split_tiles));
   }
   SIMT_DEV void next_unit(DecodeRequest& d) {
     if (++unit_ == d.units) {
