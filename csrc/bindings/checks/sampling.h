@@ -32,13 +32,24 @@ class SamplingArgs {
     return &item.tensor;
   }
 
-  // A contiguous vector of n values, or null.
+  // A contiguous vector of n values, or null for None.
+  const TensorRef* vector(const char* name, const pybind11::object& object, DType dtype, Sym& n) {
+    const TensorRef* tensor = optional(name, object);
+    if (tensor) Arg(op_, name, *tensor).dtype({dtype}).shape({n}).contiguous();
+    return tensor;
+  }
+
   template <class T>
   const T* values(const char* name, const pybind11::object& object, DType dtype, Sym& n) {
-    const TensorRef* tensor = optional(name, object);
-    if (!tensor) return nullptr;
-    Arg(op_, name, *tensor).dtype({dtype}).shape({n}).contiguous();
-    return tensor->ptr<T>();
+    const TensorRef* tensor = vector(name, object, dtype, n);
+    return tensor ? tensor->ptr<T>() : nullptr;
+  }
+
+  template <class T>
+  const T* required_values(const char* name, const pybind11::object& object, DType dtype, Sym& n) {
+    const TensorRef& tensor = required(name, object);
+    Arg(op_, name, tensor).dtype({dtype}).shape({n}).contiguous();
+    return tensor.ptr<T>();
   }
 
   // Called last: nothing that is written may lie over another tensor.
@@ -110,14 +121,14 @@ inline sampling::RaggedIds ragged(SamplingArgs& args, const char* offsets_name, 
                                   const pybind11::object& offsets, const pybind11::object& ids, int64_t rows,
                                   Sym& count) {
   const TensorRef* starts = args.optional(offsets_name, offsets);
-  const int32_t* list = args.values<int32_t>(ids_name, ids, DType::i32, count);
+  const TensorRef* list = args.vector(ids_name, ids, DType::i32, count);
   if (!starts != !list) {
     fail_expected(args.op(), ids_name, std::string("a tensor with ") + offsets_name + ", or None without",
                   starts ? "None" : "a tensor");
   }
   if (!starts) return {};
   Arg(args.op(), offsets_name, *starts).dtype({DType::i64}).shape({rows + 1}).contiguous();
-  return {starts->ptr<int64_t>(), list, count.value};
+  return {starts->ptr<int64_t>(), list->ptr<int32_t>(), count.value};
 }
 
 struct ProcessorObjects {  // as Python passes them
@@ -139,15 +150,13 @@ inline sampling::ProcessorParams fill_logits_processors(SamplingArgs& args, cons
       ragged(args, "allowed_offsets", "allowed_ids", o.allowed_offsets, o.allowed_ids, rows.value, allowed);
   p.banned = ragged(args, "banned_offsets", "banned_ids", o.banned_offsets, o.banned_ids, rows.value, banned);
   p.biased = ragged(args, "bias_offsets", "bias_ids", o.bias_offsets, o.bias_ids, rows.value, biased);
-  p.bias = args.values<float>("bias", o.bias, DType::f32, biased);
+  if (p.biased.offsets) p.bias = args.required_values<float>("bias", o.bias, DType::f32, biased);
   p.seen = ragged(args, "seen_offsets", "seen_ids", o.seen_offsets, o.seen_ids, rows.value, seen);
-  p.seen_count = args.values<int32_t>("seen_counts", o.seen_counts, DType::i32, seen);
-  p.repetition = args.values<float>("repetition_penalty", o.repetition, DType::f32, rows);
-  p.frequency = args.values<float>("frequency_penalty", o.frequency, DType::f32, rows);
-  p.presence = args.values<float>("presence_penalty", o.presence, DType::f32, rows);
-  if (p.biased.offsets && !p.bias) fail_expected(args.op(), "bias", "a tensor with bias_ids", "None");
-  if (p.seen.offsets && !(p.seen_count && p.repetition && p.frequency && p.presence)) {
-    fail_expected(args.op(), "seen_ids", "seen_counts and the three penalties with them", "None among them");
+  if (p.seen.offsets) {
+    p.seen_count = args.required_values<int32_t>("seen_counts", o.seen_counts, DType::i32, seen);
+    p.repetition = args.required_values<float>("repetition_penalty", o.repetition, DType::f32, rows);
+    p.frequency = args.required_values<float>("frequency_penalty", o.frequency, DType::f32, rows);
+    p.presence = args.required_values<float>("presence_penalty", o.presence, DType::f32, rows);
   }
   args.check_overlaps();
   return p;
@@ -167,10 +176,13 @@ inline sampling::LogprobParams fill_token_logprobs(SamplingArgs& args, const pyb
   p.logits = logits_of(args.op(), x, rows, vocab);
   check_num_ids(args.op(), num_ids, vocab.value);
   p.num_ids = num_ids;
-  p.rows = args.values<int64_t>("rows", rows_object, DType::i64, n);
-  if (!p.rows) n.value = rows.value;
-  p.token_ids = args.values<int64_t>("token_ids", token_ids, DType::i64, n);
-  if (!p.token_ids) fail_expected(args.op(), "token_ids", "a torch.Tensor", "None");
+  const TensorRef* selected = args.vector("rows", rows_object, DType::i64, n);
+  if (selected) {
+    p.rows = selected->ptr<int64_t>();
+  } else {
+    n.value = rows.value;
+  }
+  p.token_ids = args.required_values<int64_t>("token_ids", token_ids, DType::i64, n);
   p.count = n.value;
   const TensorRef& ids_out = args.required("ids", ids, true);
   Arg(args.op(), "ids", ids_out).dtype({DType::i64}).shape({n, width}).contiguous();

@@ -1,20 +1,37 @@
 """What a request's options do to its own row of logits before a token is chosen.
 
-One ``LogitsProcessors`` lives as long as its sample and keeps what does not change (index tensors) and
-what grows (token counts), so that a step costs a few small indexed operations, whatever the length of
-the output and the width of the vocabulary.
+One ``LogitsProcessors`` lives as long as its sample and keeps what does not change (lists of ids) and what
+grows (token counts), so that a step costs a few copies of short lists, whatever the width of the vocabulary.
+``apply_processors`` hands the lists of many rows to one op.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from inferx import ops
+from inferx.engine.sampling_arrays import upload
 from inferx.sampling_params import SamplingParams
+
+_NONE = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class RowLists:
+    """One row's part of the arguments of ``ops.apply_logits_processors``, which says what they mean."""
+
+    allowed: np.ndarray
+    banned: np.ndarray
+    bias_ids: np.ndarray
+    bias: np.ndarray
+    seen: np.ndarray
+    seen_counts: np.ndarray
+    penalties: tuple[float, float, float]  # repetition, frequency, presence
 
 
 class LogitsProcessors:
@@ -26,46 +43,77 @@ class LogitsProcessors:
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int], num_ids: int) -> None:
         self._num_ids = num_ids
-        self._allowed = self._ids(params.allowed_token_ids) if params.allowed_token_ids is not None else None
+        self._allowed = _NONE
+        if params.allowed_token_ids is not None:
+            allowed = self._ids(params.allowed_token_ids)
+            # No id at all would mean no restriction; -1 is the id of no token.
+            self._allowed = allowed if len(allowed) else np.array([-1], dtype=np.int32)
         self._bad = _BadWords(params.bad_words_token_ids, num_ids) if params.bad_words_token_ids else None
         self._min_tokens = params.min_tokens
         self._stop_ids = self._ids([*params.eos_token_ids, *params.stop_token_ids])
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < num_ids}
-        self._bias_ids = torch.tensor(list(bias.keys()), dtype=torch.int64)
-        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self._bias_ids = np.array(list(bias.keys()), dtype=np.int32)
+        self._bias = np.array(list(bias.values()), dtype=np.float32)
         self._penalties = None
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
             self._penalties = _Penalties(params, prompt_token_ids, num_ids)
-        self._always = bool(bias) or any(p is not None for p in (self._allowed, self._bad, self._penalties))
+        self._always = bool(bias) or self._bad is not None or self._penalties is not None
+        self._always = self._always or params.allowed_token_ids is not None
 
-    def _ids(self, ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(sorted({t for t in ids if 0 <= t < self._num_ids}), dtype=torch.int64)
+    def _ids(self, ids: Sequence[int]) -> np.ndarray:
+        return np.array(sorted({t for t in ids if 0 <= t < self._num_ids}), dtype=np.int32)
 
     def active(self, step: int) -> bool:
-        """Whether ``apply`` may change anything at this step."""
+        """Whether anything may change at this step."""
         return self._always or step < self._min_tokens
 
-    def apply(self, row: torch.Tensor, output_token_ids: Sequence[int], step: int) -> None:
-        """Change ``row`` (f32 [num_ids]) in place, in the order of the sampler's docstring."""
-        if self._allowed is not None:
-            kept = row[self._allowed]
-            row.fill_(-math.inf)
-            row[self._allowed] = kept
-        if self._bad is not None:
-            row[self._bad.banned(output_token_ids)] = -math.inf
+    def lists(self, output_token_ids: Sequence[int], step: int) -> RowLists:
+        """What is to be done to the row, in the order of the sampler's docstring."""
+        banned = _NONE if self._bad is None else self._bad.banned(output_token_ids)
         if step < self._min_tokens:
-            row[self._stop_ids] = -math.inf
-        if len(self._bias):
-            row[self._bias_ids] += self._bias
+            banned = np.union1d(banned, self._stop_ids)
+        seen, counts, penalties = _NONE, _NONE, (1.0, 0.0, 0.0)
         if self._penalties is not None:
-            self._penalties.apply(row, output_token_ids)
+            seen, counts = self._penalties.seen(output_token_ids)
+            penalties = self._penalties.values
+        return RowLists(self._allowed, banned, self._bias_ids, self._bias, seen, counts, penalties)
+
+    def apply(self, row: torch.Tensor, output_token_ids: Sequence[int], step: int) -> None:
+        """Change ``row`` (f32 [num_ids]) in place."""
+        apply_processors(row[None], [self.lists(output_token_ids, step)], self._num_ids)
+
+
+def apply_processors(logits: torch.Tensor, rows: Sequence[RowLists], num_ids: int) -> None:
+    """Change each row of ``logits`` (f32 [R, V]) in place by its lists."""
+    arrays: dict[str, np.ndarray] = {}
+    _add_ragged(arrays, [r.allowed for r in rows], "allowed_offsets", "allowed_ids")
+    _add_ragged(arrays, [r.banned for r in rows], "banned_offsets", "banned_ids")
+    if _add_ragged(arrays, [r.bias_ids for r in rows], "bias_offsets", "bias_ids"):
+        arrays["bias"] = np.concatenate([r.bias for r in rows])
+    if _add_ragged(arrays, [r.seen for r in rows], "seen_offsets", "seen_ids"):
+        arrays["seen_counts"] = np.concatenate([r.seen_counts for r in rows])
+        for i, name in enumerate(("repetition", "frequency", "presence")):
+            arrays[f"{name}_penalty"] = np.array([r.penalties[i] for r in rows], dtype=np.float32)
+    if arrays:
+        tensors = upload(list(arrays.values()), logits.device)
+        ops.apply_logits_processors(logits, num_ids=num_ids, **dict(zip(arrays, tensors, strict=True)))
+
+
+def _add_ragged(arrays: dict[str, np.ndarray], lists: list[np.ndarray], offsets: str, ids: str) -> bool:
+    """Add the lists end to end with their offsets; False, and nothing, when all are empty."""
+    ends = np.cumsum([len(entry) for entry in lists], dtype=np.int64)
+    if ends[-1] == 0:
+        return False
+    arrays[offsets] = np.concatenate([np.zeros(1, dtype=np.int64), ends])
+    arrays[ids] = np.concatenate(lists)
+    return True
 
 
 class _BadWords:
     """Token sequences of which none may be completed; looked at over the output only."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], num_ids: int) -> None:
-        self._single: list[int] = []
+        single: set[int] = set()
         # Longer ones by the token before their last: (all but the last, last).
         self._by_previous: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         for sequence in sequences:
@@ -75,33 +123,31 @@ class _BadWords:
             if prefix:
                 self._by_previous[prefix[-1]].append((prefix, last))
             else:
-                self._single.append(last)
+                single.add(last)
+        self._single = np.array(sorted(single), dtype=np.int32)
 
-    def banned(self, output: Sequence[int]) -> torch.Tensor:
-        ids = list(self._single)
+    def banned(self, output: Sequence[int]) -> np.ndarray:
+        more: set[int] = set()
         if output and self._by_previous:
             for prefix, last in self._by_previous.get(output[-1], ()):
                 if list(output[-len(prefix) :]) == prefix:
-                    ids.append(last)
-        return torch.tensor(ids, dtype=torch.int64)
+                    more.add(last)
+        return np.union1d(self._single, np.array(list(more), dtype=np.int32)) if more else self._single
 
 
 class _Penalties:
     """Penalties over the distinct tokens seen, with their counts in the output.
 
-    repetition_penalty r follows HF (CTRL, Keskar et al. 2019): a token of prompt or output has a
-    positive logit divided by r, a negative one multiplied.  Then, over the output (OpenAI):
-    logit -= frequency_penalty * count + presence_penalty * (count > 0).
+    repetition_penalty takes the prompt's tokens too, the others the output's alone.
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int], num_ids: int) -> None:
         # At 0 (which smaller ones become in f32), -inf * penalty would be NaN.
-        self._repetition = max(params.repetition_penalty, 1e-30)
-        self._frequency = params.frequency_penalty
-        self._presence = params.presence_penalty
+        repetition = max(params.repetition_penalty, 1e-30)
+        self.values = (repetition, params.frequency_penalty, params.presence_penalty)
         self._num_ids = num_ids
         self._prompt: list[int] = []
-        if self._repetition != 1.0:
+        if repetition != 1.0:
             self._prompt = sorted({t for t in prompt_token_ids if 0 <= t < num_ids})
         self._reset()
 
@@ -109,16 +155,15 @@ class _Penalties:
         self._used = len(self._prompt)
         self._seen_outputs = 0
         self._slot = {t: i for i, t in enumerate(self._prompt)}
-        self._store(np.array(self._prompt, dtype=np.int64), np.zeros(self._used, dtype=np.float32))
+        self._store(np.array(self._prompt, dtype=np.int32), np.zeros(self._used, dtype=np.int32))
 
     def _store(self, ids: np.ndarray, counts: np.ndarray) -> None:
         """Keep the slots' ids and counts, with room for as many again."""
         room = max(64, len(ids))
-        # numpy for the single writes, torch for the reads, over the same memory.
-        self._ids_np, self._counts_np = np.pad(ids, (0, room)), np.pad(counts, (0, room))
-        self._ids, self._counts = torch.from_numpy(self._ids_np), torch.from_numpy(self._counts_np)
+        self._ids, self._counts = np.pad(ids, (0, room)), np.pad(counts, (0, room))
 
-    def _update(self, output: Sequence[int]) -> None:
+    def seen(self, output: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct ids and their counts; valid until the next call."""
         if len(output) < self._seen_outputs:
             self._reset()
         for i in range(self._seen_outputs, len(output)):
@@ -128,19 +173,10 @@ class _Penalties:
             slot = self._slot.get(token)
             if slot is None:
                 slot = self._slot[token] = self._used
-                if slot == len(self._ids_np):
-                    self._store(self._ids_np, self._counts_np)
-                self._ids_np[slot] = token
+                if slot == len(self._ids):
+                    self._store(self._ids, self._counts)
+                self._ids[slot] = token
                 self._used += 1
-            self._counts_np[slot] += 1
+            self._counts[slot] += 1
         self._seen_outputs = len(output)
-
-    def apply(self, row: torch.Tensor, output: Sequence[int]) -> None:
-        self._update(output)
-        ids, counts = self._ids[: self._used], self._counts[: self._used]
-        values = row[ids]
-        if self._repetition != 1.0:
-            values = torch.where(values > 0, values / self._repetition, values * self._repetition)
-        if self._frequency or self._presence:
-            values -= self._frequency * counts + self._presence * (counts > 0)
-        row[ids] = values
+        return self._ids[: self._used], self._counts[: self._used]

@@ -10,26 +10,31 @@ The order, for each row (as in vLLM):
 6. otherwise temperature, min_p, top_k, top_p, and a draw by inverse CDF in order of token id, from one
    64-bit random integer that depends on (seed, sample index, token number) only.
 
-A row's token and log-probabilities are the same bits whatever else is in the batch (see
-``sampling_ops``).  A row that cannot be answered (NaN, no legal token) fails alone.
+A row's token and log-probabilities are the same bits whatever else is in the batch, on every device (see
+``inferx.ops.sampling``).  A row that cannot be answered (NaN, no legal token) fails alone.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from inferx.engine import sampling_ops as ops
-from inferx.engine.logits_processors import LogitsProcessors
+from inferx import ops
+from inferx.engine.logits_processors import LogitsProcessors, apply_processors
 from inferx.engine.protocol import TokenLogprobs
-from inferx.engine.rng import token_bits
+from inferx.engine.sampling_arrays import Download, upload
 from inferx.errors import RequestFailedError
+from inferx.ops import SampleStatus
 from inferx.sampling_params import SamplingParams
+
+# A row's weights must add up to less than 2**63 (csrc/sampling_math.h).
+MAX_VOCAB = 1 << 20
+# On the CPU, logits that are changed are copied in groups of rows that stay in the cache.
+_GROUP_ELEMENTS = 1 << 19
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
@@ -69,24 +74,33 @@ class PendingSamples:
     that failed holds some id of the vocabulary.
     """
 
-    def __init__(self, token_ids: torch.Tensor, results: list[SampleResult]) -> None:
+    def __init__(self, token_ids: torch.Tensor, download: Download, counts: Sequence[int | None]) -> None:
+        """download: token ids and two statuses of each row; where any row wants log-probabilities (counts:
+        how many alternatives), also ``ops.token_logprobs`` of those rows."""
         self.token_ids = token_ids
-        self._results = results
+        self._download = download
+        self._counts = counts
+        self._results: list[SampleResult] | None = None
 
     def results(self) -> list[SampleResult]:
         """One result per row; waits for the device."""
+        if self._results is None:
+            self._results = self._wait()
         return self._results
 
-
-class _Kind(NamedTuple):
-    """What a row needs beyond its raw argmax.  draw: "few" candidates (a small top_k), "all" of the
-    vocabulary, or all of it "filtered" by top_k or top_p."""
-
-    processed: bool
-    draw: Literal["none", "few", "all", "filtered"]
-
-
-_RAW_ARGMAX = _Kind(False, "none")
+    def _wait(self) -> list[SampleResult]:
+        tokens, raw, processed, *listed = self._download.wait()
+        results = []
+        for token, before, after in zip(tokens.tolist(), raw.tolist(), processed.tolist(), strict=True):
+            error = _ERRORS.get(before) or (_NO_LEGAL_TOKEN if after else None)
+            results.append(SampleResult(None if error else token, error=error))
+        if listed:
+            wanting = [r for r, count in enumerate(self._counts) if count is not None]
+            counts = [self._counts[r] or 0 for r in wanting]
+            for r, entry in zip(wanting, _entries(listed, counts), strict=True):
+                if results[r].error is None:
+                    results[r].logprobs = entry
+        return results
 
 
 class Sampler:
@@ -97,19 +111,10 @@ class Sampler:
     """
 
     def __init__(self, vocab_size: int, tokenizer_vocab_size: int | None = None) -> None:
-        if not 0 < vocab_size <= ops.MAX_VOCAB:
-            raise ValueError(f"vocab_size must be in [1, {ops.MAX_VOCAB}], got {vocab_size}")
+        if not 0 < vocab_size <= MAX_VOCAB:
+            raise ValueError(f"vocab_size must be in [1, {MAX_VOCAB}], got {vocab_size}")
         self.vocab_size = vocab_size
         self.num_ids = min(vocab_size, tokenizer_vocab_size or vocab_size)
-
-    def launch(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> PendingSamples:
-        """``sample`` without waiting for the answer: the work is queued on the logits' device.
-
-        The rows are read before this returns, so they may change afterwards.
-        """
-        results = self.sample(logits, rows)
-        ids = [0 if r.token_id is None else r.token_id for r in results]
-        return PendingSamples(torch.tensor(ids, dtype=torch.int64, device=logits.device), results)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampleResult]:
         """One result per row of ``logits [R, vocab_size]`` (any float type; read only, computed in f32).
@@ -117,104 +122,66 @@ class Sampler:
         Raises ValueError when the shapes do not fit together; what is wrong with a single row is its
         result's ``error``.
         """
+        return self.launch(logits, rows).results()
+
+    def launch(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> PendingSamples:
+        """``sample`` without waiting for the answer: the work is queued on the logits' device.
+
+        The rows are read before this returns, so they may change afterwards.
+        """
         if logits.ndim != 2 or logits.shape[0] != len(rows) or logits.shape[1] != self.vocab_size:
             raise ValueError(
                 f"logits must have shape [{len(rows)}, {self.vocab_size}] (rows, vocab_size), "
                 f"got {list(logits.shape)}"
             )
-        if not rows:
-            return []
-        logits = logits.float().contiguous()
-        results, best = self._greedy(logits)
-        groups: dict[_Kind, list[int]] = defaultdict(list)
-        for r, row in enumerate(rows):
-            kind = self._kind(row)
-            if kind != _RAW_ARGMAX and results[r].error is None:
-                groups[kind].append(r)
-        for kind, members in groups.items():
-            for part in ops.row_groups(members, self.vocab_size):
-                self._sample_group(kind, logits, rows, part, best, results)
-        wanted = [r for r, row in enumerate(rows) if row.params.logprobs is not None]
-        self._add_logprobs(logits, rows, [r for r in wanted if results[r].error is None], results)
-        return results
+        if logits.dtype not in _FLOATS:
+            logits = logits.float()
+        if logits.stride(-1) != 1:
+            logits = logits.contiguous()
+        changed = [r for r, row in enumerate(rows) if self._processors(row).active(row.step)]
+        # The raw row decides whether the model is at fault, so a row that is changed is looked at before.
+        raw = _Options(rows, greedy=set(changed))
+        arrays, count = raw.arrays, len(raw.arrays)
+        wanting = [r for r, row in enumerate(rows) if row.params.logprobs is not None]
+        tensors = upload([*arrays.values(), np.array(wanting, dtype=np.int64)], logits.device)
+        options = dict(zip(arrays, tensors[:count], strict=True))
+        token_ids, status = ops.sample_tokens(logits, **options, num_ids=self.num_ids)
+        after = torch.zeros_like(status)
+        for part in _groups(changed, self.vocab_size, logits.device):
+            self._sample_changed(logits, rows, part, token_ids, after)
+        outputs = [token_ids, status, after]
+        if wanting:
+            most = min(self.num_ids, max(rows[r].params.logprobs or 0 for r in wanting))
+            at = tensors[-1]
+            outputs += ops.token_logprobs(
+                logits, token_ids.index_select(0, at), most, rows=at, num_ids=self.num_ids
+            )
+        return PendingSamples(token_ids, Download(outputs), [row.params.logprobs for row in rows])
 
-    def _greedy(self, logits: torch.Tensor) -> tuple[list[SampleResult], list[float]]:
-        """The greedy result of every row, errors included, and the raw maximum over the known ids."""
-        index = ops.first_argmax(logits)
-        best = logits.gather(1, index[:, None]).squeeze(1).tolist()
-        results = []
-        for r, token in enumerate(index.tolist()):
-            if math.isnan(best[r]) or best[r] == -math.inf:
-                results.append(SampleResult(None, error=_non_finite(best[r])))
-                continue
-            if token >= self.num_ids:
-                token = int(ops.first_argmax(logits[r : r + 1, : self.num_ids])[0])
-                best[r] = float(logits[r, token])
-            if best[r] == -math.inf:
-                results.append(SampleResult(None, error=_NO_LEGAL_TOKEN))
-            else:
-                results.append(SampleResult(token))
-        return results, best
-
-    def _kind(self, row: SampleRow) -> _Kind:
-        p = row.params
+    def _processors(self, row: SampleRow) -> LogitsProcessors:
         if row.processors is None:
-            row.processors = LogitsProcessors(p, row.prompt_token_ids, self.num_ids)
-        processed = row.processors.active(row.step)
-        if p.greedy:
-            return _Kind(processed, "none")
-        if 0 < p.top_k <= ops.FEW:
-            return _Kind(processed, "few")
-        plain = p.top_p >= 1.0 and not 0 < p.top_k < self.num_ids
-        return _Kind(processed, "all" if plain else "filtered")
+            row.processors = LogitsProcessors(row.params, row.prompt_token_ids, self.num_ids)
+        return row.processors
 
-    def _sample_group(
+    def _sample_changed(
         self,
-        kind: _Kind,
         logits: torch.Tensor,
         rows: Sequence[SampleRow],
         members: list[int],
-        best: list[float],
-        results: list[SampleResult],
+        token_ids: torch.Tensor,
+        status: torch.Tensor,
     ) -> None:
-        """Sample rows of one kind; writes their ``results``."""
-        x = logits[members, : self.num_ids]
-        maxima = [best[r] for r in members]
-        if kind.processed:
-            for i, r in enumerate(members):
-                processors = rows[r].processors
-                assert processors is not None
-                processors.apply(x[i], rows[r].output_token_ids, rows[r].step)
-            index = ops.first_argmax(x)
-            maxima = x.gather(1, index[:, None]).squeeze(1).tolist()
-            for r, token, m in zip(members, index.tolist(), maxima, strict=True):
-                legal = m > -math.inf
-                results[r] = SampleResult(token) if legal else SampleResult(None, error=_NO_LEGAL_TOKEN)
-        if kind.draw == "none":
-            return
-        # +inf is certain, so the argmax already is the answer.
-        keep = [i for i, m in enumerate(maxima) if math.isfinite(m)]
-        if len(keep) < len(members):
-            x = x[keep]
-            members = [members[i] for i in keep]
-        if members:
-            tokens = _draw(kind.draw, x, [rows[r] for r in members])
-            for r, token in zip(members, tokens, strict=True):
-                results[r] = SampleResult(token)
-
-    def _add_logprobs(
-        self, logits: torch.Tensor, rows: Sequence[SampleRow], members: list[int], results: list[SampleResult]
-    ) -> None:
-        for part in ops.row_groups(members, self.vocab_size):
-            x = logits if len(part) == len(logits) else logits[part]
-            tokens = []
-            for r in part:
-                token = results[r].token_id
-                assert token is not None
-                tokens.append(token)
-            counts = [rows[r].params.logprobs or 0 for r in part]
-            for r, entry in zip(part, _token_logprobs(x, tokens, counts, self.num_ids), strict=True):
-                results[r].logprobs = entry
+        """Sample rows whose logits are to be changed first; writes their ``token_ids`` and ``status``."""
+        chosen = [rows[r] for r in members]
+        arrays = _Options(chosen).arrays
+        *tensors, at = upload([*arrays.values(), np.array(members, dtype=np.int64)], logits.device)
+        x = logits.index_select(0, at).float()
+        lists = [self._processors(row).lists(row.output_token_ids, row.step) for row in chosen]
+        apply_processors(x, lists, self.num_ids)
+        options = dict(zip(arrays, tensors, strict=True))
+        tokens, statuses = ops.sample_tokens(x, **options, num_ids=self.num_ids)
+        token_ids.index_copy_(0, at, tokens)
+        status.index_copy_(0, at, statuses)
 
     def prompt_logprobs(
         self, logits: torch.Tensor, next_token_ids: Sequence[int], k: int
@@ -223,34 +190,52 @@ class Sampler:
         return compute_prompt_logprobs(logits, next_token_ids, k, self.num_ids)
 
 
-def _draw(how: str, x: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    """Step 6 of the module's order for ``x [R, num_ids]``, each row's maximum finite."""
-    params = [row.params for row in rows]
-    bits = [token_bits(row.seed_key, row.step, row.index) for row in rows]
-    temperature = None
-    if any(p.temperature != 1.0 for p in params):
-        temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=x.device)
-    min_p, top_k, top_p = ([getattr(p, name) for p in params] for name in ("min_p", "top_k", "top_p"))
-    if how == "few":
-        return ops.draw_among_few(x, temperature, min_p, top_k, top_p, bits)
-    z = ops.scaled_logits(x, temperature)
-    weights = ops.fixed_point_weights(z)
-    if any(min_p):
-        ops.filter_min_p(weights, min_p)
-    if how == "filtered":
-        any_k, any_p = any(k > 0 for k in top_k), any(p < 1.0 for p in top_p)
-        ops.filter_top_k_top_p(z, weights, top_k if any_k else None, top_p if any_p else None)
-    return ops.draw(weights, bits)
+class _Options:
+    """The rows' options as the arguments of ``ops.sample_tokens``; what no row uses is left out."""
+
+    def __init__(self, rows: Sequence[SampleRow], greedy: Collection[int] = ()) -> None:
+        params = [row.params for row in rows]
+        heat = [0.0 if p.greedy or r in greedy else p.temperature for r, p in enumerate(params)]
+        self.arrays: dict[str, np.ndarray] = {"temperature": np.array(heat, dtype=np.float32)}
+        if not any(heat):
+            return
+        if any(p.top_k > 0 for p in params):
+            self.arrays["top_k"] = np.array([p.top_k for p in params], dtype=np.int32)
+        if any(p.top_p < 1.0 for p in params):
+            self.arrays["top_p"] = np.array([p.top_p for p in params], dtype=np.float64)
+        if any(p.min_p > 0.0 for p in params):
+            self.arrays["min_p"] = np.array([p.min_p for p in params], dtype=np.float64)
+        seeds = np.array([row.seed_key % 2**64 for row in rows], dtype=np.uint64)
+        self.arrays["seed"] = seeds.view(np.int64)
+        self.arrays["step"] = np.array([row.step for row in rows], dtype=np.int64)
+        if any(row.index for row in rows):
+            self.arrays["index"] = np.array([row.index for row in rows], dtype=np.int64)
+
+
+def _groups(rows: list[int], vocab_size: int, device: torch.device) -> Iterator[list[int]]:
+    """All at once on a GPU; on the CPU runs of rows whose logits fit the cache."""
+    size = max(1, _GROUP_ELEMENTS // vocab_size) if device.type == "cpu" else len(rows)
+    for start in range(0, len(rows), max(1, size)):
+        yield rows[start : start + size]
+
+
+def _entries(listed: Sequence[torch.Tensor], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """What ``ops.token_logprobs`` gave, each row cut to its count of alternatives."""
+    ids, logprobs, ranks = (tensor.tolist() for tensor in listed)
+    return [
+        TokenLogprobs(token_ids=i[: 1 + count], logprobs=p[: 1 + count], rank=rank)
+        for i, p, rank, count in zip(ids, logprobs, ranks, counts, strict=True)
+    ]
 
 
 _NO_LEGAL_TOKEN = (
     "no legal token is left: allowed_token_ids, bad_words, min_tokens and the model's own logits exclude all"
 )
-
-
-def _non_finite(value: float) -> str:
-    what = "NaN" if math.isnan(value) else "all -inf"
-    return f"non-finite logits ({what}) from the model"
+_ERRORS = {
+    SampleStatus.NAN: "non-finite logits (NaN) from the model",
+    SampleStatus.ALL_MINUS_INF: "non-finite logits (all -inf) from the model",
+    SampleStatus.NO_LEGAL_TOKEN: _NO_LEGAL_TOKEN,
+}
 
 
 def compute_prompt_logprobs(
@@ -270,41 +255,16 @@ def compute_prompt_logprobs(
     for token in next_token_ids:
         if not 0 <= token < vocab:
             raise ValueError(f"next_token_ids must be in [0, {vocab}), got {token}")
-    out: list[TokenLogprobs] = []
-    for part in ops.row_groups(range(len(next_token_ids)), vocab):
-        x = logits[part[0] : part[-1] + 1].float()
-        for value in x.amax(-1).tolist():
-            if math.isnan(value) or value == -math.inf:
-                raise RequestFailedError(_non_finite(value))
-        out += _token_logprobs(
-            x, [next_token_ids[i] for i in part], [k] * len(part), tokenizer_vocab_size or vocab
-        )
-    return out
-
-
-def _token_logprobs(
-    x: torch.Tensor, tokens: list[int], counts: list[int], num_ids: int
-) -> list[TokenLogprobs]:
-    """Entries for f32 ``x [R, V]``: the token, then its row's ``counts`` best among ``num_ids`` ids."""
-    known = x[:, :num_ids]
-    index = torch.tensor(tokens, device=x.device)[:, None]
-    chosen = x.gather(1, index)
-    above = (known > chosen).sum(-1).tolist()
-    top_values, top_ids = ops.exact_topk(known, max(counts))
-    entries = []
-    for i, (z, count) in enumerate(zip(ops.log_normalizer(x), counts, strict=True)):
-        values = [float(chosen[i]), *top_values[i][:count]]
-        entries.append(
-            TokenLogprobs(
-                token_ids=[tokens[i], *top_ids[i][:count]],
-                logprobs=[_logprob(v, z) for v in values],
-                rank=above[i] + 1,
-            )
-        )
-    return entries
-
-
-def _logprob(value: float, normalizer: float) -> float:
-    if value == math.inf:  # certain; without this, inf - inf
-        return 0.0
-    return value - normalizer
+    if logits.dtype not in _FLOATS:
+        logits = logits.float()
+    if logits.stride(-1) != 1:
+        logits = logits.contiguous()
+    (tokens,) = upload([np.array(next_token_ids, dtype=np.int64)], logits.device)
+    num_ids = min(vocab, tokenizer_vocab_size or vocab)
+    _, status = ops.sample_tokens(logits, torch.zeros(len(next_token_ids), device=logits.device))
+    listed = ops.token_logprobs(logits, tokens, min(k, num_ids), num_ids=num_ids)
+    statuses, *listed_here = Download([status, *listed]).wait()
+    for value in statuses.tolist():
+        if value:
+            raise RequestFailedError(_ERRORS[value])
+    return _entries(listed_here, [k] * len(next_token_ids))
