@@ -11,8 +11,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import attention_checks
 import pytest
 import torch
+from attention_checks import (
+    E4M3,
+    check_result,
+    make,
+    of,
+    put,
+    rows_of,
+    spoil_before_window,
+    without_causal_mask,
+)
 from harness import Device
 from op_checks import assert_same_bits
 from paged_attention_reference import Batch, paged, random_requests, reference
@@ -21,78 +32,20 @@ from torch import Tensor
 from inferx import _C, ops
 
 DTYPES = [torch.bfloat16, torch.float16]
-E4M3 = torch.float8_e4m3fn
 LENGTHS = [(1, n) for n in (0, 1, 3, 17, 37, 64, 65, 129, 511, 513, 1025)]
 SHORT = [(1, 0), (1, 7), (0, 40), (1, 65), (1, 200)]
 
 
-def make(
-    lengths: list[tuple[int, int]],
-    heads: tuple[int, int],
-    dim: int,
-    dtype: torch.dtype = torch.bfloat16,
-    *,
-    cache_dtype: torch.dtype | None = None,
-    seed: int = 1,
-    spread: float = 1.0,
-    **layout: Any,
-) -> Batch:
-    requests = random_requests(lengths, *heads, dim, seed=seed, spread=spread)
-    batch = paged(*requests, dtype=cache_dtype or dtype, **layout)
-    batch.query = batch.query.to(dtype)
-    return batch
-
-
-def put(device: Device, batch: Batch) -> Batch:
-    return replace(
-        batch,
-        **{
-            name: device.put(getattr(batch, name))
-            for name in ("query", "key_cache", "value_cache", "block_tables", "cu_seqlens_q", "seq_lens")
-        },
-    )
-
-
 def run(device: Device, batch: Batch, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; only the kernels for few queries are started."""
+    """Only the kernels for few queries are started."""
     group = batch.query.shape[1] // batch.key_cache.shape[2]
-    options = {k: device.put(v) if isinstance(v, Tensor) else v for k, v in options.items()}
-    with device:
-        out, lse = ops.paged_attention(
-            *put(device, batch).arguments(),
-            batch.scale if scale is None else scale,
-            return_lse=True,
-            max_query_len=max(16 // group, 1),
-            **options,
-        )
-    return out.cpu(), lse.cpu()
+    return attention_checks.run(device, batch, scale, max_query_len=max(16 // group, 1), **options)
 
 
-def stored(batch: Batch, k_scale: Tensor | None, v_scale: Tensor | None) -> Batch:
-    """What the cache stands for: its elements times their scales, in float64."""
-    k, v = (1.0 if s is None else s.double().reshape(-1, 1) for s in (k_scale, v_scale))
-    return replace(
-        batch, keys=[x.double() * k for x in batch.keys], values=[x.double() * v for x in batch.values]
-    )
-
-
-def check(device: Device, batch: Batch, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    """Compares with float64.
-
-    Weights and outputs are rounded to 16 bits, so an output is off by half a step of each: relative to the
-    sum of |weight x value|, and to itself.
-    """
-    out, lse = run(device, batch, scale, **options)
-    options = {k: v for k, v in options.items() if k != "split_size"}
-    batch = stored(batch, options.pop("k_scale", None), options.pop("v_scale", None))
-    exact, exact_lse = reference(batch, scale, **options)
-    magnitude, _ = reference(replace(batch, values=[v.abs() for v in batch.values]), scale, **options)
-    weight_step = torch.finfo(torch.float16 if batch.key_cache.dtype == E4M3 else out.dtype).eps / 2
-    limit = (weight_step + 3e-5) * magnitude + torch.finfo(out.dtype).eps / 2 * exact.abs() + 1e-7
-    error = (out.double() - exact).abs()
-    assert (error <= limit).all(), f"{(error / limit).max().item()} times the limit"
-    torch.testing.assert_close(lse.double(), exact_lse, rtol=2e-6, atol=4e-6)
-    return out, lse
+def check(device: Device, batch: Batch, scale: float | None = None, **options: Any) -> None:
+    result = run(device, batch, scale, **options)
+    options.pop("split_size", None)
+    check_result(result, batch, scale, **options)
 
 
 @contextmanager
@@ -129,11 +82,7 @@ def test_block_sizes(device: Device, block_size: int, head_major: bool) -> None:
 @pytest.mark.parametrize("window", [1, 15, 64, 100, 5000])
 def test_window(device: Device, window: int) -> None:
     batch = make([*SHORT, (4, 3), (3, 400)], (4, 2), 64)
-    # Blocks that lie before the window have been given to others: their entries are nonsense by then.
-    starts, lens = batch.cu_seqlens_q.tolist(), batch.seq_lens.tolist()
-    for b, length in enumerate(lens):
-        gone = max(length - (starts[b + 1] - starts[b]) + 1 - window, 0) // 16
-        batch.block_tables[b, :gone] = -7
+    spoil_before_window(batch, window)
     check(device, batch, window=window, split_size=64)
 
 
@@ -160,6 +109,13 @@ def test_rows_without_keys(device: Device) -> None:
     out, lse = run(device, batch, sinks=sinks)
     assert (out[empty] == 0).all()
     torch.testing.assert_close(lse[empty], sinks.expand(4, 4), rtol=2e-7, atol=0)
+
+
+def test_every_query_sees_all_keys_without_a_causal_mask(device: Device) -> None:
+    batch = make([(4, 3), (2, 300), (0, 5), (3, 0)], (4, 2), 64)
+    sinks = torch.linspace(-1, 1, 4)
+    result = run(device, batch, causal=False, sinks=sinks, split_size=64)
+    check_result(result, without_causal_mask(batch), sinks=sinks)
 
 
 def test_scores_far_below_any_mask_value(device: Device) -> None:
@@ -245,6 +201,35 @@ def test_strided(device: Device) -> None:
     assert (lses[:, 1::2] == 7).all()
 
 
+def test_output_in_place_of_the_query(device: Device) -> None:
+    for dim, split_size in ((64, 64), (256, 512)):
+        batch = make([(1, 65), (3, 200), (1, 0)], (4, 2), dim)
+        expected, _ = run(device, batch, split_size=split_size)
+        moved = put(device, batch)
+        with device:
+            ops.paged_attention(
+                *moved.arguments(), batch.scale, out=moved.query, max_query_len=4, split_size=split_size
+            )
+        assert_same_bits(moved.query.cpu(), expected)
+
+
+def test_offsets_beyond_32_bits(device: Device) -> None:
+    """A cache of more than 2^32 elements, of which only a few pages are ever touched."""
+    blocks = 2**22 + 8
+    cache = torch.empty((blocks, 16, 1, 64), dtype=torch.uint8, device=device.torch_device).view(E4M3)
+    batch = make([(1, 40)], (2, 1), 64, cache_dtype=E4M3)
+    far = torch.tensor([[blocks - 1, 2**21 + 3, 2**22 - 1]], dtype=torch.int32)
+    cache.view(torch.uint8)[far[0]] = device.put(batch.key_cache[batch.block_tables[0]]).view(torch.uint8)
+    expected = run(device, replace(batch, value_cache=batch.key_cache))
+    query, _, _, _, *lengths = put(device, batch).arguments()
+    with device:
+        out = ops.paged_attention(
+            query, cache, cache, device.put(far), *lengths, batch.scale, max_query_len=1
+        )
+    assert isinstance(out, Tensor)
+    assert_same_bits(out.cpu(), expected[0])
+
+
 # ---- the same bits whatever surrounds a row ---------------------------------------------------------------
 
 BATCH = [(1, 700), (2, 130), (0, 9), (1, 64), (4, 300), (1, 0), (1, 1025)]
@@ -258,9 +243,8 @@ def test_bits_do_not_depend_on_the_batch(
     requests = random_requests(BATCH, 4, 2, 64, seed=3)
 
     def batch_of(indices: list[int], **layout: Any) -> Batch:
-        batch = paged(*([x[i] for i in indices] for x in requests), dtype=cache_dtype, **layout)
-        batch.query = batch.query.bfloat16()
-        return batch
+        chosen = tuple([x[i] for i in indices] for x in requests)
+        return of(chosen, torch.bfloat16, cache_dtype, **layout)
 
     options = {**options, "split_size": 128}
     whole = batch_of(list(range(len(BATCH))))
@@ -271,7 +255,7 @@ def test_bits_do_not_depend_on_the_batch(
         assert_same_bits(out, expected[0])
         assert_same_bits(lse, expected[1])
     for index in (0, 1, 4):
-        rows = slice(*whole.cu_seqlens_q[index : index + 2].tolist())
+        rows = rows_of(whole, index)
         out, lse = run(device, batch_of([index], block_size=24, head_major=True, seed=5), **options)
         assert_same_bits(out, expected[0][rows])
         assert_same_bits(lse, expected[1][rows])
@@ -304,17 +288,13 @@ def test_bits_do_not_depend_on_the_scratch(device: Device) -> None:
 
 def test_nan_stays_in_its_request(device: Device) -> None:
     requests = random_requests([(1, 200), (2, 70), (1, 300)], 4, 2, 64, seed=6)
-    clean = run(device, _bf16(paged(*requests, dtype=torch.bfloat16)), split_size=64)
+    clean = run(device, of(requests, torch.bfloat16), split_size=64)
     for tensors in requests:
         tensors[1][...] = torch.nan
-    dirty = run(device, _bf16(paged(*requests, dtype=torch.bfloat16)), split_size=64)
+    dirty = run(device, of(requests, torch.bfloat16), split_size=64)
     for one, other in zip(clean, dirty, strict=True):
         assert_same_bits(one[[0, 3]], other[[0, 3]])
         assert other[1:3].isnan().all()
-
-
-def _bf16(batch: Batch) -> Batch:
-    return replace(batch, query=batch.query.bfloat16())
 
 
 # ---- values that no host can check -------------------------------------------------------------------------

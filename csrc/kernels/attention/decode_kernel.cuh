@@ -23,15 +23,16 @@ static_assert(kWarpKeys == 16 && kDecodeRows == 16);
 template <class Cache, int D>
 struct Shape {
   static constexpr int kSlotBytes = kWarpKeys * kRowBytes<Cache, D>;
-  // As many slots as 88 KiB hold (99 KiB are the most on sm_89 and sm_120), at most 7: with two CTAs or more
-  // on an SM, 50 KiB and more are on their way, twice what HBM3e's latency times its bandwidth per SM asks
-  // for.  An odd number, which keeps the code for finding the next keys in one place.
-  static constexpr int kFit = 88 * 1024 / (kWarps * kSlotBytes);
+  static constexpr int kRunningBytes =
+      kDecodeRows * D * 4;  // joined splits of a unit that one CTA takes whole
+  // As many slots as fit the shared memory of sm_89 and sm_120 (99 KiB), at most 7: with two CTAs or more on
+  // an SM, 50 KiB and more are on their way, twice what HBM3e's latency times its bandwidth per SM asks for.
+  // An odd number, which keeps the code for finding the next keys in one place.
+  static constexpr int kFit = (98 * 1024 - kRunningBytes) / (kWarps * kSlotBytes);
   static constexpr int kSlots = kFit < 3 ? kFit : kFit > 7 ? 7 : (kFit - 1) | 1;
-  static_assert(kSlots >= 2);
   static constexpr int kRingBytes = kSlots * kSlotBytes;
-  // Joined splits of a unit that one CTA takes whole.
-  static constexpr int kRunningAt = kWarps * kRingBytes, kBytes = kRunningAt + kDecodeRows * D * 4;
+  static constexpr int kRunningAt = kWarps * kRingBytes, kBytes = kRunningAt + kRunningBytes;
+  static_assert(kSlots >= 2 && kBytes + 1024 <= 99 * 1024);  // 1 KiB: static shared memory
   // Accumulator columns that two slots hold while warps are joined.
   static constexpr int kGranule = sizeof(Cache) == 2 ? 8 : 16;
   static constexpr int kSlotColumns = kRowBytes<Cache, D> / 4 / kGranule * kGranule,
