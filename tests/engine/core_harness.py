@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.models.model_harness import save, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.core import EngineCore
@@ -36,7 +36,12 @@ def save_tiny_llama(directory: Path, seed: int = 0, **config: object) -> Path:
         "eos_token_id": EOS,
         **config,
     }
-    save(tiny_model(LlamaConfig(**settings), seed=seed), directory)
+    return save_with_tokenizer(tiny_model(LlamaConfig(**settings), seed=seed), directory)
+
+
+def save_with_tokenizer(model: PreTrainedModel, directory: Path) -> Path:
+    """A model of ``VOCAB`` ids, with a byte-level tokenizer."""
+    save(model, directory)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {c: i for i, c in enumerate(alphabet)} | {"<s>": 256, "</s>": EOS}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -48,7 +53,13 @@ def save_tiny_llama(directory: Path, seed: int = 0, **config: object) -> Path:
 
 
 def make_core(path: Path, **options: object) -> EngineCore:
-    defaults: dict[str, object] = {"num_blocks": 256, "block_size": 8, "max_num_seqs": 16, "seed": 0}
+    defaults: dict[str, object] = {
+        "device": "cpu",
+        "num_blocks": 256,
+        "block_size": 8,
+        "max_num_seqs": 16,
+        "seed": 0,
+    }
     return EngineCore.load(EngineArgs(model=str(path), **{**defaults, **options}))
 
 

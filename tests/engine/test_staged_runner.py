@@ -1,0 +1,93 @@
+"""The runner's way of working on a GPU gives the CPU's answers, bit for bit.
+
+Batches through staging buffers, two steps under way with tokens that never leave the device, decode steps
+padded and replayed: on the CPU's own ops, so any difference is a fault of the machinery.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.engine.core_harness import assert_idle, drive, make_core, request, save_tiny_llama
+from tests.engine.device_harness import StagedRunner, staged_core
+from tests.engine.test_same_answer import alone, random_requests
+
+from inferx.sampling_params import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("history", [False, True], ids=["overlapping", "penalties"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_random_mixes(tiny: Path, seed: int, history: bool, graphs: bool) -> None:
+    rng = random.Random(f"{seed}-{history}")
+    requests = random_requests(rng)
+    if not history:  # what looks at earlier tokens waits for them, and with it the whole step
+        for r in requests:
+            params = r.sampling_params
+            params.repetition_penalty = 1.0
+            params.presence_penalty = params.frequency_penalty = 0.0
+    expected = alone(tiny, requests)
+    for options in ({}, {"num_blocks": 24, "max_num_batched_tokens": 48}):
+        core = staged_core(tiny, graphs=graphs, **options)
+        for turn in ("cold", "warm"):
+            order = requests[:]
+            rng.shuffle(order)
+            run = drive(core, sorted(((rng.randint(0, 25), r) for r in order), key=lambda a: a[0]))
+            assert run.answers.keys() == expected.keys()
+            for key, answer in run.answers.items():
+                assert answer == expected[key], f"{options}, {turn}, request {key}"
+            assert_idle(core)
+        runner = core.runner
+        assert isinstance(runner, StagedRunner)
+        assert history or runner.seen.sources > 0
+        assert runner.seen.copies > 0
+        assert (runner.seen.padded > 0) == graphs
+        assert (runner.seen.graphs.replays > runner.seen.graphs.captures > 2) == graphs
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+
+def test_a_graph_outlives_changes_of_batch_and_blocks(tiny: Path) -> None:
+    """The same graphs serve batches that shrink, grow, and lie in other blocks."""
+    requests = [request(f"r{i}", [i + 1] * (5 + 7 * i), greedy(30 - 3 * i)) for i in range(7)]
+    expected = drive(make_core(tiny), [(0, r) for r in requests]).answers
+    core = staged_core(tiny, graphs=True)
+    for turn in range(3):
+        arrivals = [((i * turn) % 11, r) for i, r in enumerate(requests)]
+        assert drive(core, sorted(arrivals, key=lambda a: a[0])).answers == expected
+    assert core.runner.seen.graphs.captures <= len(core.runner._graphs.policy.buckets)  # type: ignore[attr-defined]
+
+
+def test_idle_moments_are_used(tiny: Path) -> None:
+    core = staged_core(tiny, graphs=True)
+    runner = core.runner
+    assert isinstance(runner, StagedRunner)
+    assert runner._graphs is not None
+    runner._graphs.policy._interval = 10**6
+    assert not runner.capture_graph(idle=True)  # nothing has been asked for
+    drive(core, [(0, request("a", [1, 2, 3], greedy(5)))])
+    before = runner.seen.graphs.captures
+    drive(core, [(i, request(f"r{i}", [i + 1] * 9, greedy(12))) for i in range(9)])
+    assert runner.seen.graphs.captures == before
+    while runner.capture_graph(idle=True):
+        pass
+    assert runner.seen.graphs.captures > before + 1
+    expected = drive(make_core(tiny), [(0, request("b", [5, 6], greedy(9)))]).answers
+    assert drive(core, [(0, request("b", [5, 6], greedy(9)))]).answers == expected
+
+
+def test_a_step_that_takes_tokens_from_none_is_refused(tiny: Path) -> None:
+    core = staged_core(tiny, graphs=False)
+    core.add_request(request("a", [1, 2, 3], greedy(5)))
+    plan = core.scheduler.schedule()
+    plan.scheduled[0].token_source = 0
+    with pytest.raises(RuntimeError, match="sampled none"):
+        core.runner.launch(plan, core._state)
