@@ -21,6 +21,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "activate_and_mul_kernel": (VECTOR_LOAD, VECTOR_STORE),
     "embedding_kernel<uint4": (VECTOR_LOAD, VECTOR_STORE),
     "merge_states_kernel": (VECTOR_LOAD, VECTOR_STORE),
+    "attention_decode_kernel": (CP_ASYNC, LDMATRIX, MMA),
 }
 
 # In no kernel: double-precision arithmetic is 1/64 as fast on most cards, and local memory means that an

@@ -370,6 +370,21 @@ def test_empty_batches(device: Device) -> None:
         assert out.shape == (tokens, 4, 64)
 
 
+def test_torch_compile(device: Device) -> None:
+    batch = put(device, make([(1, 600), (2, 70)], (4, 2), 64))
+
+    def attend(query: Tensor) -> Any:
+        return ops.paged_attention(
+            query * 2.0, *batch.arguments()[1:], 0.125, return_lse=True, max_query_len=2
+        )
+
+    with device:
+        expected = attend(batch.query)
+        actual = torch.compile(attend, backend="aot_eager", fullgraph=True)(batch.query)
+    for one, other in zip(actual, expected, strict=True):
+        assert_same_bits(one.cpu(), other.cpu())
+
+
 def test_no_bank_conflicts(device: Device) -> None:
     if device.module is None:
         pytest.skip("the executor counts them")
