@@ -131,8 +131,8 @@ INFERX_SAMPLING int64_t least_weight(double min_p) {
   return floor + (static_cast<double>(floor) < scaled || floor == 0);
 }
 
-// Ten rounds of Philox4x32 (Salmon et al., SC 2011) of the counter (step, index, 0) under the key `seed`;
-// the first two words of the answer.  See engine/rng.py.
+// Ten rounds of Philox4x32 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers, SC 2011) of the counter
+// (step, index, 0) under the key `seed`; the first two words of the answer.
 INFERX_SAMPLING uint64_t token_bits(uint64_t seed, uint64_t step, uint32_t index) {
   uint32_t c0 = static_cast<uint32_t>(step), c1 = static_cast<uint32_t>(step >> 32), c2 = index, c3 = 0;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);

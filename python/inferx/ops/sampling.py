@@ -60,8 +60,10 @@ def sample_tokens(
     With z = (x - max) / temperature a token weighs ``floor(exp(z) * 2**42)``.  In order: ``min_p`` drops what
     weighs less than that share of the largest; ``top_k`` keeps the first k in order of falling logits, equal
     ones by rising id; ``top_p`` keeps, in that order, what has less than that share of the remaining weight
-    before it (so always the first); then a token is drawn by inverse CDF in order of id, from 64 random bits
-    that depend on (seed, step, index) only (engine/rng.py).
+    before it (so always the first).  Then token i is drawn when floor(bits * S / 2**64) falls into its share
+    of [0, S), S being the remaining weight and tokens in order of id.  ``bits`` are the first two words (low,
+    high) of Philox4x32-10 (Salmon et al., SC 2011) with key ``seed`` and counter (step low, step high, index,
+    0): no state to carry, and a token's draw depends on nothing but its request.
 
     Args:
         logits: ``[R, V]``, float32, float16 or bfloat16, contiguous last dimension; V <= 2**20.
