@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int r = 0; r < kRows; ++r) {
       float s = score[r] * p.scale;
       if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
-      w.weights[r][lane] = key >= visible[r].begin && key < visible[r].end ? s : -INFINITY;
+      const bool seen = w.key_offset[lane] >= 0 && key >= visible[r].begin && key < visible[r].end;
+      w.weights[r][lane] = seen ? s : -INFINITY;
     }
     __syncwarp();
     update_row(w, state);

@@ -44,6 +44,7 @@ struct Job {
   int begin, end;  // the keys that some row of the tile sees
   int window;      // INT32_MAX: all
   LogitScale scale;
+  int missing;  // a key that some row should see lies in a block that does not exist
 };
 
 // Fills in `job` and where the keys that each row sees end; false where the CTA has nothing to do.
@@ -68,6 +69,7 @@ SIMT_DEV bool find_job(const PagedAttentionParams& p, Job& job, int (&row_end)[S
     job.begin = visible(0).begin;
     job.end = visible(S::kRows - 1).end;
     job.window = p.causal && p.window > 0 ? static_cast<int>(p.window) : INT32_MAX;
+    job.missing = 0;
     job.scale = logit_scale(p, p.k_scale == nullptr ? 1.0f : p.k_scale[kv_head * p.k_scale_stride]);
     if (job.scale.outer == 0) job.scale.outer = 1e-30f;  // weights stay equal, and those of -inf zero
   }
@@ -258,6 +260,20 @@ SIMT_DEV void mask_scores(Scores<S>& s, float unseen, const int* row_end, int wi
   }
 }
 
+// The same for keys that have no place.
+template <class S, class Cache>
+SIMT_DEV void mask_missing(Scores<S>& s, float unseen, const Cache* const (&places)[S::kKeys]) {
+#pragma unroll
+  for (int n = 0; n < S::kKeys / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (places[n * 8 + lane_id() % 4 * 2 + e] != nullptr) continue;
+#pragma unroll
+      for (int m = 0; m < S::kBands; ++m) s[m][n][e] = s[m][n][e + 2] = unseen;
+    }
+  }
+}
+
 // Scores to weights, and what has been summed so far to the new maximum.
 template <class S>
 SIMT_DEV void softmax(Weights<S>& weights, Scores<S>& s, RowState (&state)[S::kBands], Output<S>& out,
@@ -324,7 +340,7 @@ __global__ void __launch_bounds__(kThreads)
   DYN_SHARED(smem, 16);
   SHARED(Job, job, );
   SHARED(int, row_end, [S::kRows]);
-  SHARED(const Cache*, places, [2][2][S::kKeys]);  // of keys and values, of even and odd tiles
+  SHARED(const Cache*, places, [2][2][S::kKeys]);  // of even and odd tiles: keys, values
   if (!find_job<S>(p, job, row_end)) return;       // the whole CTA
   __syncthreads();
 
@@ -336,6 +352,7 @@ __global__ void __launch_bounds__(kThreads)
   int first_key = job.begin / S::kKeys * S::kKeys;
   const auto put_place = [&](int key, int block) {
     places[key / S::kKeys % 2][my_value][my_key] = place_of<Cache>(p, job, my_value, key, block);
+    if (block < 0 && key >= job.begin && key < job.end) atomicOr(&job.missing, 1);
   };
   load_queries<S>(p, job, smem);
   if (tid < 2 * S::kKeys) put_place(first_key + my_key, block_of_key(p, job, first_key + my_key));
@@ -377,10 +394,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (!some) continue;
     if (p.softcap > 0) cap_scores<S>(s, job.scale.inner);
-    if (!all) {
-      mask_scores<S>(s, job.scale.outer < 0 ? INFINITY : -INFINITY, row_end + warp_row, job.window,
-                     first_key);
-    }
+    const float unseen = job.scale.outer < 0 ? INFINITY : -INFINITY;
+    if (!all) mask_scores<S>(s, unseen, row_end + warp_row, job.window, first_key);
+    if (job.missing != 0) mask_missing<S>(s, unseen, places[first_key / S::kKeys % 2][0]);
     Weights<S> weights;
     softmax<S>(weights, s, state, out, job.scale);
     multiply_values<S>(out, weights, smem + S::kValuesAt);

@@ -17,6 +17,7 @@ from inferx.ops.cache import (
     scatter_blocks,
     swap_blocks,
 )
+from inferx.ops.cascade import cascade_attention
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
@@ -31,6 +32,7 @@ __all__ = [
     "SampleStatus",
     "apply_logits_processors",
     "build_info",
+    "cascade_attention",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",

@@ -36,6 +36,7 @@ def paged_attention(
     v_scale: torch.Tensor | None = None,
     max_query_len: int | None = None,
     split_size: int = 512,
+    causal: bool = True,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +72,7 @@ def paged_attention(
             more queries are undefined.
         split_size: keys that one CTA reads at a time in requests of few queries, a multiple of 64.  Part of
             the options that bits depend on.  The CPU has a size of its own.
+        causal: False (devices only, no window): each query sees all ``seq_lens`` keys of its request.
         return_lse: also return the log-sum-exp of each row's scores.
         out: like ``query``; may be ``query`` itself.
 
@@ -94,7 +96,7 @@ def paged_attention(
     call = _paged_attention if is_compiling() else kernels_for(query).paged_attention
     call(
         out, lse, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens,
-        scale, window, softcap, sinks, k_scale, v_scale, max_query_len, split_size, workspace,
+        scale, window, softcap, sinks, k_scale, v_scale, max_query_len, split_size, workspace, causal,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 
