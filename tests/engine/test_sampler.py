@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from inferx.engine.sampler import Sampler, SampleResult, SampleRow, compute_prompt_logprobs
+from inferx.engine.sampling_arrays import upload, upload_together
 from inferx.errors import RequestFailedError
 from inferx.sampling_params import SamplingParams
 
@@ -438,3 +440,41 @@ def test_the_widest_vocabulary_of_the_real_models() -> None:
     results = Sampler(vocab).sample(x, rows)
     assert results[0].token_id == int(x[0].argmax())
     assert x[2, results[2].token_id] >= x[2].topk(50).values[-1]
+
+
+# ---- launching
+
+
+def test_launch_reads_the_rows_and_gives_the_ids_at_once() -> None:
+    """What happens to the rows, or to the logits' next users, after launch does not matter."""
+    x = random_logits(15, 12, 1000)
+    rows = mixed_rows(random.Random(3), 12, 1000)
+    x[5] = math.nan
+    expected = Sampler(1000).sample(x, mixed_rows(random.Random(3), 12, 1000))
+    pending = Sampler(1000).launch(x, rows)
+    assert pending.token_ids.dtype == torch.int64
+    for row_ in rows:
+        row_.output_token_ids.append(1)  # type: ignore[attr-defined]
+        row_.step += 1
+    x.fill_(0.0)
+    ids = pending.token_ids.tolist()
+    results = pending.results()
+    assert results == expected
+    assert pending.results() is results
+    assert results[5].error is not None
+    assert [r.token_id for r in results if r.error is None] == ids[:5] + ids[6:]
+    assert all(0 <= token < 1000 for token in ids)
+
+
+def test_arrays_travel_together() -> None:
+    """Views of one copy, whatever the sizes and types; empty ones too."""
+    arrays = [
+        np.arange(n, dtype=dtype)
+        for n in (0, 1, 3, 17)
+        for dtype in (np.int32, np.int64, np.float32, np.float64)
+    ]
+    together = upload_together(arrays, torch.device("cpu"), pinned=False)
+    assert len({t.untyped_storage().data_ptr() for t in together}) == 1
+    for sent, got, alone in zip(arrays, together, upload(arrays, torch.device("cpu")), strict=True):
+        assert got.dtype == alone.dtype
+        assert got.tolist() == alone.tolist() == sent.tolist()

@@ -351,3 +351,41 @@ def test_reference_keeps_what_fractions_say() -> None:
         False,
     ]
     assert [w > 0 for w in reference.kept_weights(x, 1.0, 3, 1.0, 0.3)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["sample_tokens", "token_logprobs", "apply_logits_processors"])
+def test_torch_ops(name: str) -> None:
+    """torch.ops.inferx.*: the schema tells of every mutation, and the fakes fit."""
+    x, ids, none = torch.randn(2, 5), torch.zeros(2, dtype=torch.int64), None
+    arguments: dict[str, tuple[Any, ...]] = {
+        "sample_tokens": (
+            torch.empty(2, dtype=torch.int64),
+            torch.empty(2, dtype=torch.int32),
+            x,
+            *[none] * 4,
+            ids,
+            none,
+            none,
+            5,
+        ),
+        "token_logprobs": (
+            torch.empty(2, 3, dtype=torch.int64),
+            torch.empty(2, 3, dtype=torch.float64),
+            torch.empty(2, dtype=torch.int64),
+            x,
+            ids,
+            none,
+            5,
+        ),
+        "apply_logits_processors": (
+            x,
+            5,
+            none,
+            none,
+            torch.tensor([0, 1, 1]),
+            torch.tensor([2], dtype=torch.int32),
+            *[none] * 9,
+        ),
+    }
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(getattr(torch.ops.inferx, name).default, arguments[name], test_utils=checks)

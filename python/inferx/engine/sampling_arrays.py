@@ -14,15 +14,22 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
     """The arrays as tensors on ``device``: to a GPU in one asynchronous copy from pinned memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
+    return upload_together(arrays, device, pinned=True)
+
+
+def upload_together(
+    arrays: Sequence[np.ndarray], device: torch.device, *, pinned: bool
+) -> list[torch.Tensor]:
+    """The same as views of one tensor."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)
         size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     # torch keeps pinned memory from being used again before copies from it are over.
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    bytes_ = host.numpy()
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    memory = host.numpy()
     for array, start in zip(arrays, starts, strict=True):
-        bytes_[start : start + array.nbytes] = array.view(np.uint8)
+        memory[start : start + array.nbytes] = array.view(np.uint8)
     copied = host.to(device, non_blocking=True)
     return [
         copied[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
