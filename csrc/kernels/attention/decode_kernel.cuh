@@ -301,10 +301,13 @@ __global__ void __launch_bounds__(kThreads, Shape<Cache, D>::kCtas)
         softmax_step<true>(s, state, correction, rows.scale, p.softcap > 0, rows.keys, key, present);
       uint32_t weights[4];
       weight_fragment<C>(weights, s[0], s[1]);
+      // Maxima seldom grow after the first tiles, and then there is nothing to do: times 1 is exact.
+      if (__any_sync(~0u, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
-      for (int j = 0; j < D / 8; ++j) {
+        for (int j = 0; j < D / 8; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[j][e] *= correction[e / 2];
+          for (int e = 0; e < 4; ++e) out[j][e] *= correction[e / 2];
+        }
       }
       landed();
       if (tile + 1 < end_tile) loader.template issue<kEven>();
