@@ -41,7 +41,8 @@ def test_engine_flags_have_vllms_names(
     for flag in (
         "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--dtype",
         "--num-gpu-blocks-override", "--kv-cache-dtype", "--no-enable-prefix-caching", "--scheduling-policy",
-        "--kv-cache-memory", "--threads", "--generation-config",
+        "--kv-cache-memory", "--threads", "--generation-config", "--device", "--gpu-memory-utilization",
+        "--enforce-eager",
     ):  # fmt: skip
         assert flag in out
 
@@ -49,7 +50,7 @@ def test_engine_flags_have_vllms_names(
 def test_env_reports_versions_and_the_build(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "env")
     assert code == 0
-    for label in ("version", "python", "cpu", "simd_target", "torch", "fastapi"):
+    for label in ("version", "python", "cpu", "gpu", "simd_target", "torch", "fastapi"):
         assert f"  {label}" in out
 
 
@@ -63,6 +64,13 @@ def test_env_reports_versions_and_the_build(capsys: pytest.CaptureFixture[str]) 
         (("serve", "--max-num-seqs", "0"), "max_num_seqs must be at least 1, got 0"),
         (("serve", "--block-size", "12"), "block_size must be a multiple of 8"),
         (("serve", "--kv-cache-dtype", "int3"), "kv_cache_dtype must be one of"),
+        (("serve", "--device", "tpu"), "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        (("generate", "x", "--device", "simt"), "for inferx's own tests"),
+        (("chat", "--gpu-memory-utilization", "1.5"), "at most 1, got 1.5"),
+        (
+            ("generate", "x", "--device", "cpu", "--kv-cache-dtype", "fp8"),
+            "float32, float16, bfloat16 on the CPU",
+        ),
         (("serve", "--kv-cache-memory", "lots"), "got 'lots'"),
         (("serve", "--generation-config", "x"), "--generation-config must be auto or none"),
         (("serve", "--port", "0", "/nonexistent/model"), "/nonexistent/model"),

@@ -35,6 +35,7 @@ class FakeGpus:
         monkeypatch.setattr(
             torch.cuda, "get_device_capability", lambda index: (9, 0) if index < 2 else (7, 5)
         )
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
 
 
@@ -58,6 +59,8 @@ def test_cuda_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpus(monkeypatch, count=3)
     assert resolve_device("cuda").torch_device == torch.device("cuda", 0)
     assert resolve_device("cuda:1").torch_device == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)  # what the caller has chosen
+    assert resolve_device("cuda").torch_device == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(

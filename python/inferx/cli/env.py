@@ -35,6 +35,7 @@ def _machine() -> list[tuple[str, str]]:
         ("cpu", _cpu_name()),
         ("cores usable", str(len(os.sched_getaffinity(0)))),
         ("memory", _memory()),
+        *_gpus(),
     ]
 
 
@@ -50,6 +51,24 @@ def _cpu_name() -> str:
 
 def _memory() -> str:
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / (1 << 30):.1f} GiB"
+
+
+def _gpus() -> list[tuple[str, str]]:
+    # A report of what is wrong must not fail because of it.
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            built = torch.version.cuda
+            return [("gpu", "none" if built else "none (torch is built without CUDA)")]
+        rows = []
+        for index in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(index)
+            size = f"{gpu.total_memory / (1 << 30):.1f} GiB"
+            rows.append((f"gpu {index}", f"{gpu.name}, {size}, compute capability {gpu.major}.{gpu.minor}"))
+        return rows
+    except Exception as error:
+        return [("gpu", f"not usable: {type(error).__name__}: {error}")]
 
 
 def _build_info() -> list[tuple[str, str]]:

@@ -91,7 +91,8 @@ def _cuda(device: torch.device) -> Device:
             "nvcc is, or with INFERX_CUDA=ON",
             "device",
         )
-    index, count = device.index or 0, torch.cuda.device_count()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    count = torch.cuda.device_count()
     if index >= count:
         raise InvalidRequestError(
             f"device must be from cuda:0 to cuda:{count - 1}, got 'cuda:{index}'", "device"

@@ -22,7 +22,7 @@ from inferx.engine.memory import MemoryPlan, resolve_max_model_len
 from inferx.engine.memory_planner import MemoryPlanner
 from inferx.engine.runner import ModelRunner, make_runner
 from inferx.engine.wire import EngineInfo
-from inferx.errors import InferxError, LoadError
+from inferx.errors import InferxError, LoadError, MemoryBudgetError
 from inferx.layers.placement import Placement
 from inferx.loader import Checkpoint, Tokenizer, load_tokenizer, open_checkpoint
 from inferx.models import build_model
@@ -49,20 +49,21 @@ class LoadedModel:
         """The runner, with its KV cache."""
         limits = self.scheduler_config
         backend = None
-        if self.graph_bytes:
-            backend = CudaGraphBackend(self.device.torch_device, self.graph_bytes)
-        return make_runner(
-            self.model,
-            self.device,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            kv_dtype=self.kv_dtype,
-            tokenizer_vocab_size=self.tokenizer.vocab_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            graph_backend=backend,
-        )
+        with self.device.running():
+            if self.graph_bytes:
+                backend = CudaGraphBackend(self.device.torch_device, self.graph_bytes)
+            return make_runner(
+                self.model,
+                self.device,
+                num_blocks=limits.num_blocks,
+                block_size=limits.block_size,
+                kv_dtype=self.kv_dtype,
+                tokenizer_vocab_size=self.tokenizer.vocab_size,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=limits.max_model_len,
+                graph_backend=backend,
+            )
 
 
 def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
@@ -73,21 +74,27 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
     """
     args.validate()
     set_threads(args.num_threads)
+    device = resolve_device(args.device)
     checkpoint = open_checkpoint(args.model)
     try:
-        return _load(checkpoint, args, show_progress=show_progress)
+        with device.running():
+            return _load(checkpoint, device, args, show_progress=show_progress)
     except InferxError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise MemoryBudgetError(
+            f"{checkpoint.path}: the GPU has run out of memory while the model was loaded; lower "
+            f"max_num_batched_tokens or max_num_seqs, or take a smaller model ({error})"
+        ) from error
     except (ArithmeticError, TypeError, ValueError) as error:
         # Absurd values of a configuration (a factor of 1e308, a context of 1) surface where they are used.
         message = f"{checkpoint.path}: the configuration cannot be used: {type(error).__name__}: {error}"
         raise LoadError(message) from error
 
 
-def _load(checkpoint: Checkpoint, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
+def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
     started = time.monotonic()
     config = checkpoint.config
-    device = resolve_device(args.device)
     where = placement(device, config, args.dtype)
     kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)

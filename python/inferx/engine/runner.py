@@ -187,7 +187,7 @@ def allocate_kv(model: Decoder, num_blocks: int, block_size: int, dtype: torch.d
     def cache() -> torch.Tensor:
         return torch.empty(blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(1, 2)
 
-    if device.type == "cpu":
+    if not model.placement.dense:
         return [(cache(), cache()) for _ in range(layers)]
     # One allocation, which an allocator that rounds each up cannot make larger than planned.
     pool = torch.empty(layers, 2, blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(3, 4)
