@@ -82,6 +82,12 @@ def test_block_sizes(device: Device, block_size: int, head_major: bool) -> None:
 @pytest.mark.parametrize("window", [1, 15, 64, 100, 5000])
 def test_window(device: Device, window: int) -> None:
     batch = make([*SHORT, (4, 3), (3, 400)], (4, 2), 64)
+    for b, seq_len in enumerate(batch.seq_lens.tolist()):  # keys before it may be anything
+        q_len = rows_of(batch, b).stop - rows_of(batch, b).start
+        for position in range(max(seq_len - q_len + 1 - window, 0)):
+            block = batch.block_tables[b, position // 16]
+            for cache in (batch.key_cache, batch.value_cache):
+                cache[block, position % 16] = torch.nan
     spoil_before_window(batch, window)
     check(device, batch, window=window, split_size=64)
 
