@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/dtype_dispatch.h"
+#include "kernels/fast_div.h"
 #include "kernels/packed.cuh"
 #include "kernels/reshape_and_cache.h"
 
@@ -19,38 +20,88 @@ Error dispatch_cache_dtype(DType dtype, const Body& body) {
   return dtype == DType::f8e4m3 ? body(E4M3{}) : dispatch_float(dtype, body);
 }
 
-SIMT_DEV float scale_of_head(const CacheScale& scale, int64_t head) {
-  return scale.data == nullptr ? 1.0f : scale.data[head * scale.stride];
-}
+// Divides many values by one scale for float8: rounded to float8 the result is that of a division in float32,
+// but without the branch and the call that each division is.
+//
+// Method: Markstein, "Computation of elementary functions on the IBM RISC System/6000" (1990): from a
+// quotient off by at most a unit in the last place and the rounded reciprocal, one residual step gives the
+// rounded quotient; the step before makes the first product that good.  Both operands are scaled so that
+// |scale| is about 1, where nothing in between overflows or is subnormal.  What saturates or becomes zero in
+// float8 needs no such care, nor do infinity and NaN.
+class ScaleDivider {
+ public:
+  SIMT_DEV ScaleDivider(const CacheScale& scale, int64_t head) {
+    const float divisor = scale.data == nullptr ? 1.0f : scale.data[head * scale.stride];
+    const uint32_t exponent = __float_as_uint(divisor) >> 23 & 0xff;  // biased by 127
+    const uint32_t inverse = exponent < 254 ? 254 - exponent : 1;
+    factor_ = __uint_as_float(min(inverse, 253u) << 23);
+    divisor_ = divisor * factor_;
+    const float guess = __fdividef(1.0f, divisor_);  // the hardware's approximation, one step from rounded
+    const float better = fmaf(fmaf(-divisor_, guess, 1.0f), guess, guess);
+    reciprocal_ = exponent == 0 || exponent == 255 ? guess : better;  // 0 and infinity: no step from there
+  }
+  SIMT_DEV float operator()(float value) const {
+    const float v = value * factor_;
+    const float rough = v * reciprocal_;
+    float q = fmaf(fmaf(-rough, divisor_, v), reciprocal_, rough);
+    q = fmaf(fmaf(-q, divisor_, v), reciprocal_, q);
+    const float size = fabsf(rough);
+    return size > 0x1p-20f && size < 1024.0f ? q : rough;
+  }
 
-// Rounded to nearest even; float8 values are divided by the scale and saturate at +-448, NaN stays NaN.
-template <class Out, class In, int N>
-SIMT_DEV Packed<Out, N> to_cache(const Packed<In, N>& in, [[maybe_unused]] float scale) {
-  Packed<Out, N> out;
-  if constexpr (std::is_same_v<In, Out>) {
-    out = in;
-  } else if constexpr (!std::is_same_v<Out, E4M3>) {
+ private:
+  float factor_, divisor_, reciprocal_;
+};
+
+// Converts to the cache's type: rounded to nearest even; float8 values are divided by their head's scale and
+// saturate at +-448, NaN stays NaN.
+template <class In, class Out>
+struct ToCache {
+  SIMT_DEV ToCache(const CacheScale&, int64_t) {}
+
+  template <int N>
+  SIMT_DEV Packed<Out, N> operator()(const Packed<In, N>& in) const {
+    if constexpr (std::is_same_v<In, Out>) {
+      return in;
+    } else {
+      Packed<Out, N> out;
 #pragma unroll
-    for (int i = 0; i < N; ++i) out.at[i] = from_float<Out>(to_float(in.at[i]));
-  } else if constexpr (N == 1) {
-    out.at[0].bits = __nv_cvt_float_to_fp8(to_float(in.at[0]) / scale, __NV_SATFINITE, __NV_E4M3);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {  // one instruction converts two
-      const float2 pair = make_float2(to_float(in.at[i]) / scale, to_float(in.at[i + 1]) / scale);
-      const __nv_fp8x2_storage_t both = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
-      out.at[i].bits = static_cast<uint8_t>(both);
-      out.at[i + 1].bits = static_cast<uint8_t>(both >> 8);
+      for (int i = 0; i < N; ++i) out.at[i] = from_float<Out>(to_float(in.at[i]));
+      return out;
     }
   }
-  return out;
-}
+};
+
+template <class In>
+struct ToCache<In, E4M3> {
+  ScaleDivider scaled;
+  SIMT_DEV ToCache(const CacheScale& scale, int64_t head) : scaled(scale, head) {}
+
+  template <int N>
+  SIMT_DEV Packed<E4M3, N> operator()(const Packed<In, N>& in) const {
+    Packed<E4M3, N> out;
+    if constexpr (N == 1) {
+      out.at[0].bits = __nv_cvt_float_to_fp8(scaled(to_float(in.at[0])), __NV_SATFINITE, __NV_E4M3);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; i += 2) {  // one instruction converts two
+        const float2 pair = make_float2(scaled(to_float(in.at[i])), scaled(to_float(in.at[i + 1])));
+        const __nv_fp8x2_storage_t both = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+        out.at[i].bits = static_cast<uint8_t>(both);
+        out.at[i + 1].bits = static_cast<uint8_t>(both >> 8);
+      }
+    }
+    return out;
+  }
+};
 
 // Where a slot's row begins in a cache, in elements; -1 for a slot that is to be skipped.
-SIMT_DEV int64_t slot_offset(int64_t slot, const ReshapeAndCacheParams& p, const CacheRows& cache) {
+SIMT_DEV int64_t slot_offset(int64_t slot, const ReshapeAndCacheParams& p, const FastDiv& block_size,
+                             const CacheRows& cache) {
   if (slot < 0 || slot >= p.num_slots) return -1;
-  const int64_t block = slot / p.block_size;
-  return block * cache.stride_block + (slot - block * p.block_size) * cache.stride_slot;
+  const auto at = static_cast<uint32_t>(slot);
+  const uint32_t block = block_size.quotient(at);
+  return block * cache.stride_block + (at - block * block_size.divisor()) * cache.stride_slot;
 }
 
 // Elements per access where everything is aligned: 16 bytes of the wider type.

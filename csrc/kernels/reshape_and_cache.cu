@@ -13,7 +13,7 @@ constexpr int kTokens = 4;  // loads in flight per thread: 2,048 threads x 4 x 1
 
 template <class In, class Out, int N>
 __global__ void __launch_bounds__(kThreads)
-    reshape_and_cache_kernel(const __grid_constant__ ReshapeAndCacheParams p) {
+    reshape_and_cache_kernel(const __grid_constant__ ReshapeAndCacheParams p, FastDiv block_size) {
   SHARED(int64_t, offsets, [kThreads / 32 * kTokens][2]);  // of each of the CTA's tokens, in both caches
 
   const uint32_t per_head = static_cast<uint32_t>(p.head_dim / N);
@@ -39,19 +39,19 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < static_cast<int>(blockDim.y) * kTokens;
        i += blockDim.x * blockDim.y) {
     const int64_t slot = cta_token + i < p.num_tokens ? p.slot_mapping[cta_token + i] : -1;
-    offsets[i][0] = slot_offset(slot, p, p.cache[0]);
-    offsets[i][1] = slot_offset(slot, p, p.cache[1]);
+    offsets[i][0] = slot_offset(slot, p, block_size, p.cache[0]);
+    offsets[i][1] = slot_offset(slot, p, block_size, p.cache[1]);
   }
   __syncthreads();
   if (!active) return;
 
   const CacheRows& cache = p.cache[which];
   Out* const to = static_cast<Out*>(cache.data) + head * cache.stride_head + element;
-  const float scale = scale_of_head(p.scale[which], head);
+  const ToCache<In, Out> to_cache(p.scale[which], head);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const int64_t at = offsets[threadIdx.y * kTokens + i][which];
-    if (at >= 0) store_packed(to + at, to_cache<Out>(values[i], scale));
+    if (at >= 0) store_packed(to + at, to_cache(values[i]));
   }
 }
 
@@ -59,8 +59,9 @@ template <class In, class Out, int N>
 Error launch_vectors(const ReshapeAndCacheParams& p, void* stream) {
   const int64_t columns = 2 * p.num_heads * (p.head_dim / N);
   const TokenGrid g = token_grid(columns, p.num_tokens, kThreads, kTokens);
-  if (!g.valid) return kInvalidValue;
-  return launch(reshape_and_cache_kernel<In, Out, N>, g.grid, g.block, 0, stream, p);
+  if (!g.valid || p.num_slots > INT32_MAX) return kInvalidValue;
+  return launch(reshape_and_cache_kernel<In, Out, N>, g.grid, g.block, 0, stream, p,
+                FastDiv(static_cast<uint32_t>(p.block_size)));
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ struct ReshapeAndCacheParams {
   CacheScale scale[2];
   DType input_dtype, cache_dtype;  // float32, float16, bfloat16; the cache also float8_e4m3fn
   const int64_t* slot_mapping;     // [T]; slots outside [0, num_slots) are skipped
+  // At most 2^31 - 1 slots.
   int64_t num_tokens, num_heads, head_dim, block_size, num_slots;
 };
 Error launch_reshape_and_cache(const ReshapeAndCacheParams& params, void* stream);

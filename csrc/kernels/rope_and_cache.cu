@@ -15,6 +15,7 @@ using namespace simt;
 
 constexpr int kThreads = 256;
 constexpr int kTokens = 2;  // a column of pairs is two vectors, so up to four loads in flight
+constexpr int kCtasPerSm = 3;  // 768 threads with four loads each cover the latency; fewer registers spill
 
 struct Column {
   TokenRows rows;  // what it reads
@@ -54,8 +55,8 @@ SIMT_DEV Column find_column(const RopeAndCacheParams& p, uint32_t index) {
 }
 
 template <class T, class Out, int N>
-__global__ void __launch_bounds__(kThreads)
-    rope_and_cache_kernel(const __grid_constant__ RopeAndCacheParams p) {
+__global__ void __launch_bounds__(kThreads, kCtasPerSm)
+    rope_and_cache_kernel(const __grid_constant__ RopeAndCacheParams p, FastDiv block_size) {
   // Of each of the CTA's tokens: where its row begins in both caches and in the table; -1: nowhere.
   SHARED(int64_t, offsets, [kThreads / 32 * kTokens][3]);
 
@@ -78,8 +79,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t token = cta_token + i;
     const int64_t slot = token < num_tokens ? p.store.slot_mapping[token] : -1;
     const int64_t position = token < num_tokens ? p.rotary.positions[token * p.rotary.positions_stride] : -1;
-    offsets[i][0] = slot_offset(slot, p.store, p.store.cache[0]);
-    offsets[i][1] = slot_offset(slot, p.store, p.store.cache[1]);
+    offsets[i][0] = slot_offset(slot, p.store, block_size, p.store.cache[0]);
+    offsets[i][1] = slot_offset(slot, p.store, block_size, p.store.cache[1]);
     const bool known = position >= 0 && position < p.rotary.cache_rows;
     offsets[i][2] = known ? position * p.rotary.cache_stride : -1;
   }
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kThreads)
   const bool stored = column.cache >= 0;
   const CacheRows& cache = p.store.cache[column.cache == 1];
   Out* const to = static_cast<Out*>(cache.data) + column.head * cache.stride_head;
-  const float scale = stored ? scale_of_head(p.store.scale[column.cache], column.head) : 1.0f;
+  // A column of the query has no head in the scales; the first one's is read and not used.
+  const ToCache<T, Out> to_cache(p.store.scale[column.cache == 1], stored ? column.head : 0);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (first + i >= num_tokens) continue;
@@ -102,8 +104,8 @@ __global__ void __launch_bounds__(kThreads)
       store_packed(back + column.hi, hi[i]);
     }
     if (!stored || offset[column.cache] < 0) continue;
-    store_packed(to + offset[column.cache] + column.lo, to_cache<Out>(lo[i], scale));
-    if (column.pair >= 0) store_packed(to + offset[column.cache] + column.hi, to_cache<Out>(hi[i], scale));
+    store_packed(to + offset[column.cache] + column.lo, to_cache(lo[i]));
+    if (column.pair >= 0) store_packed(to + offset[column.cache] + column.hi, to_cache(hi[i]));
   }
 }
 
@@ -115,8 +117,9 @@ Error launch_vectors(const RopeAndCacheParams& p, void* stream) {
   const int64_t columns = heads * (r.rot_dim / 2 / N) + p.store.num_heads * (kept / N);
   if (columns == 0) return kSuccess;
   const TokenGrid g = token_grid(columns, p.store.num_tokens, kThreads, kTokens);
-  if (!g.valid) return kInvalidValue;
-  return launch(rope_and_cache_kernel<T, Out, N>, g.grid, g.block, 0, stream, p);
+  if (!g.valid || p.store.num_slots > INT32_MAX) return kInvalidValue;
+  return launch(rope_and_cache_kernel<T, Out, N>, g.grid, g.block, 0, stream, p,
+                FastDiv(static_cast<uint32_t>(p.store.block_size)));
 }
 
 bool fits(const RopeAndCacheParams& p, int64_t n) {

@@ -204,10 +204,10 @@ def test_wrong_arguments(device: Device, where: str) -> None:
             ops.scatter_blocks(buffer, [a[:1].expand_as(a), b], ids)
         both = torch.zeros(9, 2, 8, device=place)
         with pytest.raises(
-            ValueError, match="^gather_blocks: out: expected memory apart from that of caches"
+            ValueError, match=r"^gather_blocks: out: expected memory apart from that of caches"
         ):
             ops.gather_blocks([both[:4]], ids, out=both[3:5][None])
-        with pytest.raises(ValueError, match="^gather_blocks: caches: expected at least one tensor"):
+        with pytest.raises(ValueError, match=r"^gather_blocks: caches: expected at least one tensor"):
             ops.gather_blocks([], ids)
         with pytest.raises(
             TypeError, match=r"^scatter_blocks: caches\[1\]: expected a torch.Tensor, got .*int"

@@ -139,14 +139,27 @@ def test_rounds_to_nearest_even(device: Device, target: torch.dtype) -> None:
 
 
 def test_quotients_next_to_ties(device: Device) -> None:
-    """Scales whose reciprocal is inexact, and values next to float8's ties."""
-    scale = torch.tensor([0.1, 1 / 3, 3.0, 0.7])
+    """The kernel does not divide.  Scales whose reciprocal is inexact, and values next to float8's ties."""
+    scale = torch.cat([torch.tensor([0.1, 1 / 3, 3.0, -0.7]), torch.rand(12) * 3])
     ties = torch.arange(16.0, 32.0)[:, None] * 2.0 ** torch.arange(-10, 4)  # halfway and whole steps
     near = (ties.flatten() * scale[:, None]).view(torch.int32)[..., None] + torch.arange(
         -2, 3, dtype=torch.int32
     )
-    key = near.view(torch.float32).reshape(1, 4, -1)
+    key = near.view(torch.float32).reshape(1, 16, -1)
     check(device, key, -key, torch.tensor([3]), FP8, scales=(scale, scale))
+
+
+@pytest.mark.parametrize("dim", [16, 5])
+def test_scales_at_the_ends_of_their_range(device: Device, dim: int) -> None:
+    """Where a reciprocal overflows or is subnormal, the result is a division's nonetheless."""
+    inf, nan = float("inf"), float("nan")
+    scales = torch.tensor(
+        [0.0, -0.0, 1e-45, -3e-39, 1.2e-38, 2.0**-126, 1e38, -3.4e38, 1.8e38, inf, -inf, nan]
+    )
+    values = torch.tensor([0.0, -0.0, 1.0, -3e-38, 1e-45, 4e-44, 3.3e38, -3.4e38, inf, nan, 1e-20, -1e20])
+    spread = values.repeat(dim)[: dim * 12].view(12, dim)
+    key = torch.stack([spread, (spread * scales[:, None]).nan_to_num(1.0)])
+    check(device, key, key.flip(0), torch.tensor([3, 9]), FP8, scales=(scales, scales))
 
 
 def test_blocks_beyond_2_31_elements(device: Device) -> None:

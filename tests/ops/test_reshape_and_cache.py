@@ -58,6 +58,26 @@ def test_rounds_to_nearest_even(target: torch.dtype) -> None:
         assert torch.equal(bits(got)[number], bits(expected)[number])
 
 
+@pytest.mark.parametrize("scale", [None, [0.3], [0.05, 1.0, 7.5]], ids=str)
+@pytest.mark.parametrize("source", FLOATS, ids=str)
+def test_float8_caches_with_scales(source: torch.dtype, scale: list[float] | None) -> None:
+    """Saturates at +-448; ties, subnormals and the largest numbers are among the values."""
+    grid = torch.arange(0, 512, 0.5) * 2.0 ** torch.arange(-12, 1)[:, None]
+    edges = torch.tensor([float("inf"), -float("inf"), float("nan"), 448.0, 464.0, -1e30, 2.0**-10, -0.0])
+    values = torch.cat([edges, grid.flatten(), -grid.flatten()])
+    rows = values[: len(values) // 3 * 3].view(-1, 3, 1).expand(-1, 3, 7).contiguous().to(source)
+    scales = torch.ones(1) if scale is None else torch.tensor(scale)
+    caches = [torch.zeros(1, len(rows), 3, 7).to(torch.float8_e4m3fn) for _ in range(2)]
+    given = [None if scale is None else scales] * 2
+    ops.reshape_and_cache_flash(rows, -rows, *caches, torch.arange(len(rows)), *given)
+    for cache, x in zip(caches, (rows, -rows), strict=True):
+        quotient = x.float() / scales[:, None]
+        expected = quotient.clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(cache[0].float().isnan(), quotient.isnan())
+        number = ~quotient.isnan()
+        assert torch.equal(cache[0].view(torch.uint8)[number], expected.view(torch.uint8)[number])
+
+
 def test_empty() -> None:
     cache = torch.zeros(2, 16, 1, 8)
     ops.reshape_and_cache_flash(

@@ -100,6 +100,12 @@ inline void check_slots(const char* op, const CacheWriteArgs& args) {
   }
 }
 
+// The device's kernels count slots in 31 bits.
+inline void check_slot_count(const char* op, const CacheWriteArgs& args) {
+  if (args.num_slots() <= INT32_MAX) return;
+  fail_expected(op, "key_cache", "at most 2^31 - 1 slots", std::to_string(args.num_slots()));
+}
+
 // A row of inputs or caches for the params structs of csrc/cpu and csrc/kernels.
 template <class Rows>
 Rows token_rows(const TensorRef& t) {

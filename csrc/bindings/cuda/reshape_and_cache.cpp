@@ -17,6 +17,7 @@ void reshape_and_cache_flash(const TensorRef& key, const TensorRef& value, const
   const CacheScales scales(op, k_scale, v_scale);
   const CacheWriteArgs args = cache_write_args(key, value, key_cache, value_cache, slot_mapping, scales);
   check_cache_write(op, args);
+  check_slot_count(op, args);
   call.reads("key", key).reads("value", value).reads("slot_mapping", slot_mapping);
   call.writes("key_cache", key_cache).writes("value_cache", value_cache);
   if (args.k_scale) call.reads("k_scale", *args.k_scale);

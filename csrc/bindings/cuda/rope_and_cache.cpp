@@ -17,6 +17,7 @@ void rope_and_cache(const TensorRef& positions, const TensorRef& query, const Te
   DeviceCall call(op, "key", key);
   const RopeAndCacheArgs args(op, positions, query, key, value, cos_sin_cache, key_cache, value_cache,
                               slot_mapping, k_scale, v_scale);
+  check_slot_count(op, args.write);
   cuda::RopeAndCacheParams params{};
   params.rotary.cache_rows =
       fill_rotary(op, params.rotary, positions, query, &key, key_cache.size(3), cos_sin_cache, is_neox);
