@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from inferx.engine import batch
 from inferx.engine.batch import BatchArrays, BatchShape, Layout, build_batch
 from inferx.engine.device import Device
 from inferx.engine.request import Phase
@@ -80,13 +81,15 @@ def check(arrays: BatchArrays, entries: list[ScheduledSequence]) -> None:
     assert list(pairs) == sources
 
 
+@pytest.mark.parametrize("few", [1, batch.FEW, 100])
 @pytest.mark.parametrize("count", range(len(ENTRIES) + 1))
-def test_every_array(count: int) -> None:
-    batch = build_batch(ENTRIES[:count], BLOCK)
-    check(batch, ENTRIES[:count])
-    assert batch["input_ids"].dtype == batch["slot_mapping"].dtype == torch.int64
-    assert batch["block_tables"].dtype == batch["seq_lens"].dtype == torch.int32
-    assert batch["block_tables"].is_contiguous()
+def test_every_array(count: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "FEW", few)  # decodes one by one, or together
+    arrays = build_batch(ENTRIES[:count], BLOCK)
+    check(arrays, ENTRIES[:count])
+    assert arrays["input_ids"].dtype == arrays["slot_mapping"].dtype == torch.int64
+    assert arrays["block_tables"].dtype == arrays["seq_lens"].dtype == torch.int32
+    assert arrays["block_tables"].is_contiguous()
 
 
 def random_shape(rng: random.Random) -> BatchShape:

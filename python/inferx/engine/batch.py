@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from inferx.layers.attention import AttentionMetadata
 
 # Bytes; each array starts at a multiple.
 _ALIGNMENT = 16
+# Entries of one token from which on arrays are filled by columns.
+FEW = 6
 
 
 class BatchShape(NamedTuple):
@@ -42,16 +45,15 @@ class BatchShape(NamedTuple):
     ) -> BatchShape:
         """pad_to: requests to fill the batch up to."""
         padded = 0 if pad_to is None else pad_to - len(entries)
+        num_tokens, longest, samples, sources = padded, 0, 0, 0
+        for e in entries:
+            num_tokens += e.num_tokens
+            longest = max(longest, e.first_position + e.num_tokens)
+            samples += len(e.samples)
+            sources += e.token_source is not None
         # Only the blocks that hold tokens up to the end of this step are read.
-        return cls(
-            num_tokens=sum(e.num_tokens for e in entries) + padded,
-            batch=len(entries) + padded,
-            padded=padded,
-            width=max((-(-(e.first_position + e.num_tokens) // block_size) for e in entries), default=0),
-            samples=sum(len(e.samples) for e in entries),
-            sources=sum(e.token_source is not None for e in entries),
-            copies=copies,
-        )
+        width = -(-longest // block_size)
+        return cls(num_tokens, len(entries) + padded, padded, width, samples, sources, copies)
 
 
 class Layout:
@@ -83,6 +85,12 @@ class Layout:
             self.fields[name] = (self.nbytes, wide, size)
             count = size[0] * (size[1] if len(size) == 2 else 1)
             self.nbytes += -(-count * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
+
+
+@lru_cache(maxsize=256)
+def layout_of(shape: BatchShape) -> Layout:
+    """Steps of one shape follow one another while a batch decodes."""
+    return Layout(shape)
 
 
 class BatchArrays:
@@ -122,7 +130,7 @@ class BatchArrays:
 
 def build_batch(entries: SequenceABC[ScheduledSequence], block_size: int) -> BatchArrays:
     """The arrays of a step on the CPU."""
-    layout = Layout(BatchShape.of(entries, block_size))
+    layout = layout_of(BatchShape.of(entries, block_size))
     buffer = np.empty(layout.nbytes, np.uint8)
     return BatchArrays(layout, torch.from_numpy(buffer), fill(layout, buffer, entries, block_size))
 
@@ -135,51 +143,78 @@ def fill(
     rope_lens: a prompt token's is the prompt's length, an output token's its position + 1, so that a
     token's rotation depends neither on chunking nor on preemption.
     """
-
-    def array(name: str) -> np.ndarray:
-        start, wide, size = layout.fields[name]
-        return np.ndarray(size, np.int64 if wide else np.int32, buffer, start)
-
-    input_ids, positions, slots = array("input_ids"), array("positions"), array("slot_mapping")
-    rope_lens, tables = array("rope_lens"), array("block_tables")
-    cu_seqlens, seq_lens = array("cu_seqlens_q"), array("seq_lens")
-    first_rows: list[int] = []
-    sample_rows: list[int] = []
-    sources: list[tuple[int, int]] = []
-    row = 0
-    cu_seqlens[0] = 0
+    a = {
+        name: np.ndarray(size, np.int64 if wide else np.int32, buffer, start)
+        for name, (start, wide, size) in layout.fields.items()
+    }
+    a["cu_seqlens_q"][0] = 0
+    tables = a["block_tables"]
+    tables.fill(0)
     for i, entry in enumerate(entries):
-        first, count = entry.first_position, entry.num_tokens
-        end = first + count
-        width = -(-end // block_size)
-        table = np.frombuffer(entry.block_table, np.int32, width)
-        tables[i, :width] = table
-        tables[i, width:] = 0
-        if count == 1:
-            input_ids[row] = entry.seq.token_ids[first]
-            positions[row] = first
-            slots[row] = int(table[first // block_size]) * block_size + first % block_size
-            rope_lens[row] = max(end, entry.seq.num_prompt_tokens)
-        else:
-            rows = slice(row, row + count)
-            input_ids[rows] = entry.seq.token_ids[first:end]
-            position = np.arange(first, end)
-            positions[rows] = position
-            slots[rows] = table[position // block_size].astype(np.int64) * block_size + position % block_size
-            rope_lens[rows] = np.maximum(position + 1, entry.seq.num_prompt_tokens)
-        if entry.token_source is not None:
-            input_ids[row] = 0  # a valid id until the token is there
-            sources.append((row, entry.token_source))
+        width = -(-(entry.first_position + entry.num_tokens) // block_size)
+        tables[i, :width] = np.frombuffer(entry.block_table, np.int32, width)
+    # Decodes come first.  Many are faster together.
+    singles = next((i for i, e in enumerate(entries) if e.num_tokens != 1), len(entries))
+    if singles < FEW:
+        singles = 0
+    else:
+        _fill_singles(a, entries[:singles], block_size)
+    first_rows = list(range(singles))
+    row = singles
+    for i in range(singles, len(entries)):
         first_rows.append(row)
-        row += count
-        sample_rows += [row - 1] * len(entry.samples)
-        cu_seqlens[i + 1] = row
-        seq_lens[i] = end
+        row = _fill_entry(a, entries[i], i, row, block_size)
     if layout.shape.padded:
-        input_ids[row:], positions[row:], rope_lens[row:], slots[row:] = 0, 0, 1, -1
-        tables[len(entries) :], seq_lens[len(entries) :] = 0, 0
-        cu_seqlens[len(entries) + 1 :] = np.arange(row + 1, layout.shape.num_tokens + 1)
-    array("sample_rows")[:] = sample_rows
-    if sources:
-        array("source_rows")[:], array("source_index")[:] = zip(*sources, strict=True)
+        a["input_ids"][row:], a["positions"][row:], a["rope_lens"][row:] = 0, 0, 1
+        a["slot_mapping"][row:], a["seq_lens"][len(entries) :] = -1, 0
+        a["cu_seqlens_q"][len(entries) + 1 :] = np.arange(row + 1, layout.shape.num_tokens + 1)
+    if layout.shape.sources:
+        sources = [(r, e.token_source) for r, e in zip(first_rows, entries, strict=True)]
+        found = [(r, source) for r, source in sources if source is not None]
+        a["source_rows"][:], a["source_index"][:] = zip(*found, strict=True)
+        a["input_ids"][a["source_rows"]] = 0  # a valid id until the token is there
+    last_rows = [r + e.num_tokens - 1 for r, e in zip(first_rows, entries, strict=True)]
+    a["sample_rows"][:] = [r for r, e in zip(last_rows, entries, strict=True) for _ in e.samples]
     return first_rows
+
+
+def _fill_singles(a: dict[str, np.ndarray], entries: SequenceABC[ScheduledSequence], block_size: int) -> None:
+    """The first rows: entries of one token each."""
+    count = len(entries)
+    positions = a["positions"][:count]
+    positions[:] = [e.first_position for e in entries]
+    a["input_ids"][:count] = [e.seq.token_ids[e.first_position] for e in entries]
+    np.maximum(
+        positions + 1,
+        [e.seq.num_prompt_tokens for e in entries],
+        out=a["rope_lens"][:count],
+        casting="unsafe",
+    )
+    blocks = [e.block_table[e.first_position // block_size] for e in entries]
+    a["slot_mapping"][:count] = np.array(blocks, np.int64) * block_size + positions % block_size
+    a["cu_seqlens_q"][: count + 1] = np.arange(count + 1)
+    a["seq_lens"][:count] = positions + 1
+
+
+def _fill_entry(
+    a: dict[str, np.ndarray], entry: ScheduledSequence, index: int, row: int, block_size: int
+) -> int:
+    """An entry of any number of tokens, from ``row`` on; the row behind it."""
+    first, end = entry.first_position, entry.first_position + entry.num_tokens
+    a["cu_seqlens_q"][index + 1] = row + entry.num_tokens
+    a["seq_lens"][index] = end
+    if entry.num_tokens == 1:
+        a["input_ids"][row] = entry.seq.token_ids[first]
+        a["positions"][row] = first
+        a["slot_mapping"][row] = entry.block_table[first // block_size] * block_size + first % block_size
+        a["rope_lens"][row] = max(end, entry.seq.num_prompt_tokens)
+        return row + 1
+    rows = slice(row, row + entry.num_tokens)
+    position = np.arange(first, end)
+    table = np.frombuffer(entry.block_table, np.int32)
+    a["input_ids"][rows] = entry.seq.token_ids[first:end]
+    a["positions"][rows] = position
+    blocks = table[position // block_size].astype(np.int64)
+    a["slot_mapping"][rows] = blocks * block_size + position % block_size
+    a["rope_lens"][rows] = np.maximum(position + 1, entry.seq.num_prompt_tokens)
+    return row + entry.num_tokens

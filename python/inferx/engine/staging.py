@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from inferx.engine.batch import BatchArrays, BatchShape, Layout, fill
+from inferx.engine.batch import BatchArrays, BatchShape, Layout, fill, layout_of
 from inferx.engine.device import Device
 from inferx.engine.scheduler_output import ScheduledSequence
 
@@ -99,7 +99,7 @@ class Staging:
         block_copies: SequenceABC[tuple[int, int]] = (),
     ) -> BatchArrays:
         """The arrays of a step on the device, valid until the next call."""
-        layout = Layout(BatchShape.of(entries, self._block_size, pad_to=pad_to, copies=len(block_copies)))
+        layout = layout_of(BatchShape.of(entries, self._block_size, pad_to=pad_to, copies=len(block_copies)))
         if layout.nbytes > self._capacity:
             raise ValueError(f"a step's arrays take {layout.nbytes} bytes; {self._capacity} were foreseen")
         host = self._hosts[self._turn]
