@@ -104,6 +104,7 @@ class Step:
     ran: bool = False
     error: Exception | None = None
     reported: bool = False  # the engine has heard of the error
+    interrupted: bool = False  # while its results were taken: what was taken may be lost
     ids: list[int | None] = field(default_factory=list)  # sampled; None is junk
 
     def results(self) -> list[SampleResult]:
@@ -166,6 +167,8 @@ class FakeDevice:
         return step
 
     def wait(self, step: Step) -> list[SampleResult]:
+        check(not step.interrupted, "half-taken results are taken")
+        step.interrupted = self.interrupt in ("before results", "after results")
         self._interrupt("before results")
         while not step.ran:
             self.run_next()

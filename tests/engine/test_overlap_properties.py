@@ -26,7 +26,7 @@ SETTINGS = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=60,
     suppress_health_check=list(HealthCheck),
 )
