@@ -25,15 +25,15 @@ SIMT_DEV Mass shuffle_up(Mass v, int distance) {
 }
 
 // body(value, id) for the ids in [begin, end), shared out among `threads` threads of which this is `thread`.
-// A thread's ids rise.  16-byte accesses but at the ends.
-template <class T, class Body>
+// A thread's ids rise.  16-byte accesses but at the ends, kAhead of them under way at once.
+template <int kAhead, class T, class Body>
 SIMT_DEV void for_each(const T* x, int begin, int end, int thread, int threads, const Body& body) {
   constexpr int kVector = 16 / sizeof(T);
   const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(x + begin) % 16) / sizeof(T);
   const int head = min(begin + (kVector - misaligned) % kVector, end);
   const int tail = head + (end - head) / kVector * kVector;
   if (begin + thread < head) body(to_float(x[begin + thread]), begin + thread);
-#pragma unroll 1
+#pragma unroll kAhead
   for (int i = head + thread * kVector; i < tail; i += threads * kVector) {
     const auto items = load_packed<kVector>(x + i);
 #pragma unroll

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   float max = -INFINITY, lowest = INFINITY;
   bool nan = false;
-  for_each(x, 0, exists ? vocab : 0, threadIdx.x, kThreads, [&](float value, int) {
+  for_each<4>(x, 0, exists ? vocab : 0, threadIdx.x, kThreads, [&](float value, int) {
     nan |= value != value;
     max = fmaxf(max, value);
     if (value > -INFINITY) lowest = fminf(lowest, value);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool known = token >= 0 && token < vocab;
   const float chosen = known ? to_float(x[token]) : INFINITY;
   uint64_t weight = 0, above = 0;
-  for_each(x, 0, vocab, threadIdx.x, kThreads, [&](float value, int id) {
+  for_each<1>(x, 0, vocab, threadIdx.x, kThreads, [&](float value, int id) {
     weight += weight_of(value - max);
     above += value > chosen && id < p.num_ids;
   });

@@ -67,7 +67,7 @@ SIMT_DEV RowStats row_stats(const T* x, int num_ids, int vocab, BlockScratch& sc
   float best = -INFINITY, lowest = INFINITY;
   int id = 0;
   bool nan = false, some = false;
-  for_each(x, 0, num_ids, threadIdx.x, kThreads, [&](float value, int i) {
+  for_each<4>(x, 0, num_ids, threadIdx.x, kThreads, [&](float value, int i) {
     nan |= value != value;
     if (value > best) {
       best = value;
@@ -75,7 +75,7 @@ SIMT_DEV RowStats row_stats(const T* x, int num_ids, int vocab, BlockScratch& sc
     }
     if (value > -INFINITY) lowest = fminf(lowest, value);
   });
-  for_each(x, num_ids, vocab, threadIdx.x, kThreads, [&](float value, int) {
+  for_each<1>(x, num_ids, vocab, threadIdx.x, kThreads, [&](float value, int) {
     nan |= value != value;
     some |= value > -INFINITY;
   });
@@ -105,7 +105,7 @@ SIMT_DEV void draw(const SampleRow<T>& row, uint64_t end_order, const SamplePara
     const int run = (end - begin + kWarps * 512 - 1) / (kWarps * 512) * 512;
     const int from = min(begin + warp * run, end), to = min(from + run, end);
     uint64_t sum = 0;
-    for_each(row.x, from, to, lane, 32, [&](float value, int id) { sum += weight_at(value, id); });
+    for_each<1>(row.x, from, to, lane, 32, [&](float value, int id) { sum += weight_at(value, id); });
     sum = warp_reduce(sum, [](uint64_t a, uint64_t b) { return a + b; });
     if (lane == 0) s.segment[warp] = sum;
     __syncthreads();

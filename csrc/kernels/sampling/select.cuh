@@ -110,7 +110,8 @@ class Select {
   SIMT_DEV int gather(const Keep& keep) {
     if (threadIdx.x == 0) s_.filled = 0;
     __syncthreads();
-    for_each(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
+    constexpr int kAhead = sizeof(*row_.x) / 2;  // 16-bit logits come eight at a time: registers
+    for_each<kAhead>(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
       const uint64_t order = order_of(value, id);
       if (keep(value, order)) {
         const int at = atomicAdd(&s_.filled, 1);
@@ -148,7 +149,7 @@ class Select {
 
   SIMT_DEV void histogram(bool weights) {
     Mass last{0, 0};  // most of a row is in the last bin, which is summed in registers
-    for_each(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int) {
+    for_each<1>(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int) {
       if (!row_.may_count(value)) return;
       const uint64_t weight = weights ? row_.weight(value) : 0;
       if (weights && weight == 0) return;
@@ -205,7 +206,7 @@ class Select {
   // `found` becomes what stands before them.
   SIMT_DEV void narrow(By by, bool weights, Found& found, uint64_t& first, uint64_t& last) {
     uint64_t least = ~uint64_t{0}, most = 0;
-    for_each(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
+    for_each<1>(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
       if (row_.bin_of(value) != found.bin || !member(value, weights)) return;
       const uint64_t order = order_of(value, id);
       least = order < least ? order : least;
@@ -217,7 +218,7 @@ class Select {
       int shift = 0;
       while ((last - first) >> shift >= kBins) ++shift;
       clear();
-      for_each(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
+      for_each<1>(row_.x, 0, row_.n, threadIdx.x, kThreads, [&](float value, int id) {
         const uint64_t order = order_of(value, id);
         if (order < first || order > last || !member(value, weights)) return;
         add(static_cast<int>((order - first) >> shift), 1, weights ? row_.weight(value) : 0);
