@@ -62,7 +62,7 @@ export python out root
 
 step build 200 bash -c build
 step kernel-tests 150 bash -c "tests --maxfail=20 $root/tests/kernels $root/tests/ops/test_copy_blocks.py"
-step engine-tests 60 bash -c "tests $root/tests/engine"
+step engine-tests 60 bash -c "tests $root/tests/engine/test_cuda_engine.py"
 step kernels 110 "$python" -m benchmarks.kernels --device cuda --quick --json "$out/kernels.json"
 printf '\n== done in %d s\n' $((SECONDS - started))
 exit $failed

@@ -7,15 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.models.model_harness import save, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, PreTrainedModel
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.core import EngineCore
 from inferx.engine.protocol import EngineOutput, EngineRequest, RequestMetrics
 from inferx.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB = 258  # the 256 bytes, <s>, </s>
 EOS = 257
@@ -23,6 +25,10 @@ EOS = 257
 
 def save_tiny_llama(directory: Path, seed: int = 0, **config: object) -> Path:
     """A two-layer Llama with 5 query heads on 1, and a byte-level tokenizer."""
+    # Here: the tests on a GPU run without transformers.
+    from tests.models.model_harness import tiny_model
+    from transformers import LlamaConfig
+
     settings: dict[str, object] = {
         "vocab_size": VOCAB,
         "hidden_size": 40,
@@ -41,7 +47,13 @@ def save_tiny_llama(directory: Path, seed: int = 0, **config: object) -> Path:
 
 def save_with_tokenizer(model: PreTrainedModel, directory: Path) -> Path:
     """A model of ``VOCAB`` ids, with a byte-level tokenizer."""
-    save(model, directory)
+    model.save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_tokenizer(directory: Path) -> None:
+    """The 256 bytes, <s> and </s>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {c: i for i, c in enumerate(alphabet)} | {"<s>": 256, "</s>": EOS}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -49,7 +61,6 @@ def save_with_tokenizer(model: PreTrainedModel, directory: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
 
 
 def make_core(path: Path, **options: object) -> EngineCore:
