@@ -31,7 +31,8 @@ bool device_can_reach(const void*) { return true; }
 namespace {
 
 // From here on a copy engine moves a run at the link's full rate.  Below, starting a copy (about 2 us) takes
-// longer than the bytes do on PCIe 5 (50 GB/s), and one kernel for all pairs is faster.
+// longer than the bytes do on PCIe 5 (50 GB/s), and one kernel for all pairs is faster; so it is for blocks
+// that are not in one piece.
 constexpr int64_t kCopyEngineBytes = 256 * 1024;
 
 cuda::Error copy_by_kernel(const TensorRef& src, const TensorRef& dst, const SwapBlocksArgs& args,
@@ -87,8 +88,8 @@ void swap_blocks(const TensorRef& src, const TensorRef& dst, const TensorRef& ma
     bool by_kernel = path == "kernel";
     if (path == "auto") {
       const int64_t mean = args.shape.bytes() * mapping.size(0) / static_cast<int64_t>(runs.size());
-      by_kernel =
-          !host || (mean < kCopyEngineBytes && cuda::device_can_reach(from_host ? src.data : dst.data));
+      const bool scattered = args.shape.outer > 1 || args.shape.inner > 1 || mean < kCopyEngineBytes;
+      by_kernel = !host || (scattered && cuda::device_can_reach(from_host ? src.data : dst.data));
     }
     if (by_kernel) return copy_by_kernel(src, dst, args, mapping, stream);
     for (const BlockRun& run : runs) {
