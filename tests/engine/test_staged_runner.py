@@ -10,10 +10,16 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from tests.engine.core_harness import assert_idle, drive, make_core, request, save_tiny_llama
 from tests.engine.device_harness import StagedRunner, staged_core
 from tests.engine.test_same_answer import alone, random_requests
 
+from inferx.engine.device import Device
+from inferx.engine.runner import make_runner
+from inferx.layers.placement import Placement
+from inferx.loader import open_checkpoint
+from inferx.models import build_model
 from inferx.sampling_params import SamplingParams
 
 
@@ -91,3 +97,19 @@ def test_a_step_that_takes_tokens_from_none_is_refused(tiny: Path) -> None:
     plan.scheduled[0].token_source = 0
     with pytest.raises(RuntimeError, match="sampled none"):
         core.runner.launch(plan, core._state)
+
+
+def test_a_context_beyond_the_models_tables_is_refused(tiny: Path) -> None:
+    """Otherwise tokens there would keep their angle, without a sign of it."""
+    checkpoint = open_checkpoint(tiny)
+    model = build_model(checkpoint, placement=Placement(torch.device("cpu"), torch.float32, dense=True))
+    sizes = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 8}
+    options = {"kv_dtype": torch.float32, "tokenizer_vocab_size": None}
+    device = Device("simt", torch.device("cpu"))
+    with pytest.raises(ValueError, match="max_model_len is 64; the model was prepared for 0 positions"):
+        make_runner(model, device, max_model_len=64, **sizes, **options)  # type: ignore[arg-type]
+    model.prepare(64)
+    make_runner(model, device, max_model_len=64, **sizes, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_model_len is 65"):
+        make_runner(model, device, max_model_len=65, **sizes, **options)  # type: ignore[arg-type]
+    checkpoint.close()

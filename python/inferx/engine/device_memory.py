@@ -23,8 +23,9 @@ from inferx.loader.config import ModelConfig
 OVERHEAD = 768 << 20
 # Of a captured graph, beside the memory that its tensors share with all others: its nodes.
 GRAPH_BYTES = 12 << 20
-# Live for each logit while sampling: the model's, float32 ones, weights as integers, and a copy of these.
-SAMPLING_BYTES = 24
+# Live for each logit while sampling, beside the model's: a float32 copy of rows that are changed (penalties,
+# biases), made from a copy, and masks.
+SAMPLING_BYTES = 12
 
 
 @dataclass(frozen=True)

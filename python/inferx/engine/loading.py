@@ -99,21 +99,13 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
     kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
     planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
-    max_model_len = resolve_max_model_len(config, args.max_model_len)
-    plan = planner.before_loading(max_model_len)
+    wanted_len = resolve_max_model_len(config, args.max_model_len)
+    plan = planner.before_loading(wanted_len)
+    # What is announced must be what can be had: no request could ever use more than the whole pool.
+    max_model_len = min(wanted_len, plan.kv_tokens)
     console = Console(stderr=True, highlight=False)
-
-    def show(plan: MemoryPlan) -> None:
-        text = f"{checkpoint.path.name}\n{plan.table()}"
-        if plan.kv_tokens < max_model_len:
-            text += f"\n  the context is lowered from {max_model_len:,} tokens to what the KV cache holds"
-        if show_progress:
-            console.print(text, soft_wrap=True, markup=False)
-        else:
-            logger.info("memory plan of %s", text)
-
     if device.kind != "cuda":
-        show(plan)
+        _show(plan, checkpoint, wanted_len, console if show_progress else None)
     model = _read_weights(
         checkpoint,
         args.dtype,
@@ -123,12 +115,11 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
         show=show_progress and sys.stderr.isatty(),
     )
     if not device.is_cpu:
-        model.prepare(min(max_model_len, plan.kv_tokens))
+        model.prepare(max_model_len)
     if device.kind == "cuda":
-        plan = planner.after_loading(model, min(max_model_len, plan.kv_tokens))
-        show(plan)
-    # What is announced must be what can be had: no request could ever use more than the whole pool.
-    max_model_len = min(max_model_len, plan.kv_tokens)
+        plan = planner.after_loading(model, max_model_len)
+        max_model_len = min(max_model_len, plan.kv_tokens)
+        _show(plan, checkpoint, wanted_len, console if show_progress else None)
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         max_model_len=max_model_len,
@@ -161,6 +152,17 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
         kv_dtype=kv_dtype,
         graph_bytes=planner.graph_bytes,
     )
+
+
+def _show(plan: MemoryPlan, checkpoint: Checkpoint, wanted_len: int, console: Console | None) -> None:
+    """The memory table, on the console or in the log."""
+    text = f"{checkpoint.path.name}\n{plan.table()}"
+    if plan.kv_tokens < wanted_len:
+        text += f"\n  the context is lowered from {wanted_len:,} tokens to what the KV cache holds"
+    if console is not None:
+        console.print(text, soft_wrap=True, markup=False)
+    else:
+        logger.info("memory plan of %s", text)
 
 
 def _read_weights(

@@ -208,6 +208,11 @@ def make_runner(
     graph_backend: GraphBackend | None = None,
 ) -> ModelRunner:
     """The runner of an engine.  graph_backend: None for no CUDA graphs."""
+    if max_model_len > model.num_positions:
+        # Beyond its tables, tokens would not be rotated, and nobody would notice.
+        raise ValueError(
+            f"max_model_len is {max_model_len}; the model was prepared for {model.num_positions} positions"
+        )
     staging = graphs = None
     if not device.is_cpu:
         max_blocks = -(-max_model_len // block_size)

@@ -25,6 +25,8 @@ from inferx.loader.config import ModelConfig
 from inferx.models.validation import validate_config
 from inferx.models.weights import WeightPlan
 
+# On the CPU rotary tables grow as needed.
+MAX_POSITIONS = 2**31 - 1
 KVCache = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -88,6 +90,7 @@ class Decoder:
             self._head = self._embedding
         else:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
+        self.num_positions = 0 if self.placement.dense else MAX_POSITIONS
         self._rotary: list[RotaryEmbedding | DeviceRotary] = list(self._build_rotary())
 
     @classmethod
@@ -163,6 +166,7 @@ class Decoder:
 
     def prepare(self, max_model_len: int) -> None:
         """On a device: rotary tables there, for positions below ``max_model_len``.  Before the first step."""
+        self.num_positions = max_model_len
         device = self.placement.device
         moved = {
             rotary: DeviceRotary(rotary, max_model_len, device)
