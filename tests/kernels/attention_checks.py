@@ -103,8 +103,9 @@ def without_causal_mask(batch: Batch) -> Batch:
 
 
 def spoil_before_window(batch: Batch, window: int) -> None:
-    """Blocks before the window of a request's first query have been given to others: nonsense entries."""
-    starts, block_size = batch.cu_seqlens_q.tolist(), batch.key_cache.shape[1]
+    """Blocks before the window of a request's first query belong to others, or their entries are nonsense."""
+    starts, (num_blocks, block_size) = batch.cu_seqlens_q.tolist(), batch.key_cache.shape[:2]
+    unowned = min(set(range(num_blocks)) - set(batch.block_tables.flatten().tolist()))  # full of NaN
     for b, length in enumerate(batch.seq_lens.tolist()):
         first_seen = max(length - (starts[b + 1] - starts[b]) + 1 - window, 0)
-        batch.block_tables[b, : first_seen // block_size] = -7
+        batch.block_tables[b, : first_seen // block_size] = unowned if b // 2 % 2 else -7

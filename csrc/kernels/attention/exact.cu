@@ -51,9 +51,11 @@ SIMT_DEV void scores_of_key(const PagedAttentionParams& p, WarpTile& w, const fl
   const int lane = lane_id(), dim = static_cast<int>(p.head_dim);
   const T* cache = static_cast<const T*>(p.key_cache);
   for (int r = 0; r < kRows; ++r) score[r] = 0;
+#pragma unroll 1
   for (int begin = 0; begin < dim; begin += kSlice) {
     __syncwarp();  // the slice before has been read
     const int d = begin + lane;
+#pragma unroll 4
     for (int key = 0; key < kKeys; ++key) {
       const int64_t offset = w.key_offset[key];
       const bool there = offset >= 0 && d < dim;
@@ -68,6 +70,12 @@ SIMT_DEV void scores_of_key(const PagedAttentionParams& p, WarpTile& w, const fl
       }
     }
   }
+}
+
+// 1 / x without the call that a division becomes, before which the accumulators would be spilled.
+SIMT_DEV float reciprocal(float x) {
+  const float r = __fdividef(1.0f, x);
+  return fmaf(r, fmaf(-x, r, 1.0f), r);
 }
 
 // A row's softmax so far; each of its lanes keeps the sum over its own keys.
@@ -102,6 +110,7 @@ SIMT_DEV void add_values(const PagedAttentionParams& p, const WarpTile& w, float
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kParts; ++i) out[r][i] *= w.correction[r];
   }
+#pragma unroll 4
   for (int key = 0; key < kKeys; ++key) {
     const int64_t offset = w.value_offset[key];
     if (offset < 0) continue;
@@ -119,7 +128,7 @@ SIMT_DEV void add_values(const PagedAttentionParams& p, const WarpTile& w, float
 }
 
 template <class T, int kParts>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 2)
     attention_exact_kernel(const __grid_constant__ PagedAttentionParams p) {
   constexpr int kDim = kParts * 32;
   SHARED(WarpTile, tiles, [kWarps]);
@@ -130,6 +139,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int kv_heads = static_cast<int>(p.num_kv_heads), group = static_cast<int>(p.num_heads) / kv_heads;
   const int kv_head = blockIdx.x % kv_heads, dim = static_cast<int>(p.head_dim);
   const int warp = threadIdx.x / 32, lane = lane_id();
+  const float inverse_cap = p.softcap > 0 ? 1.0f / p.softcap : 0.0f;
   const RowTile t = find_row_tile(p, blockIdx.x / kv_heads, group, kRows);
   const int first_row = t.tile * kRows, num_rows = min(t.rows - first_row, kRows);
   if (num_rows <= 0) return;  // the whole CTA
@@ -166,7 +176,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     const int key = tile * kKeys + lane;
     for (int r = 0; r < kRows; ++r) {
       float s = score[r] * p.scale;
-      if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
+      if (p.softcap > 0) s = p.softcap * tanhf(s * inverse_cap);
       const bool seen = w.key_offset[lane] >= 0 && key >= visible[r].begin && key < visible[r].end;
       w.weights[r][lane] = seen ? s : -INFINITY;
     }
@@ -194,8 +204,9 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int turn = 0; turn < kWarps; ++turn) {  // in order, so that the sum has one order
     if (warp == turn) {
       for (int r = 0; r < kRows; ++r) {
-        const float factor =
-            states[warp][r].sum == 0 ? 0.0f : expf(states[warp][r].max - totals[r].max) / totals[r].sum;
+        const float factor = states[warp][r].sum == 0
+                                 ? 0.0f
+                                 : expf(states[warp][r].max - totals[r].max) * reciprocal(totals[r].sum);
         for (int i = 0; i < kParts; ++i) {
           float& sum = reinterpret_cast<float*>(query[r])[lane + 32 * i];
           sum = fmaf(out[r][i], factor, turn == 0 ? 0.0f : sum);

@@ -348,14 +348,14 @@ __global__ void __launch_bounds__(kThreads)
   unsigned char* my_rows = smem + warp_row * S::kStride;
   // Threads 0 to kKeys - 1 follow the keys, as many after them the values.
   const int my_key = tid % S::kKeys;
-  const bool my_value = tid / S::kKeys % 2 != 0;
+  const bool my_value = tid / S::kKeys % 2 != 0, follows = kThreads == 2 * S::kKeys || tid < 2 * S::kKeys;
   int first_key = job.begin / S::kKeys * S::kKeys;
   const auto put_place = [&](int key, int block) {
     places[key / S::kKeys % 2][my_value][my_key] = place_of<Cache>(p, job, my_value, key, block);
     if (block < 0 && key >= job.begin && key < job.end) atomicOr(&job.missing, 1);
   };
   load_queries<S>(p, job, smem);
-  if (tid < 2 * S::kKeys) put_place(first_key + my_key, block_of_key(p, job, first_key + my_key));
+  if (follows) put_place(first_key + my_key, block_of_key(p, job, first_key + my_key));
   int next_block = block_of_key(p, job, first_key + S::kKeys + my_key);  // asked for a tile ahead
   __syncthreads();
   start_tile<S, Cache>(p, smem, S::kKeysAt, places[first_key / S::kKeys % 2][0]);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();  // the keys are there; the values of the tile before have been used
     start_tile<S, Cache>(p, smem, S::kValuesAt, places[first_key / S::kKeys % 2][1]);
     const int next_key = first_key + S::kKeys + my_key;
-    if (tid < 2 * S::kKeys) put_place(next_key, next_block);
+    if (follows) put_place(next_key, next_block);
     next_block = block_of_key(p, job, next_key + S::kKeys);
 
     // Do some of the warp's rows see some of these keys; do all see all?
