@@ -190,7 +190,9 @@ class Bench:
         if m is not None:
             self.metrics.append(m)
             if self.answer(*key):
-                assert m.num_cached_tokens + m.num_computed_prompt_tokens == m.num_prompt_tokens
+                known = m.num_cached_tokens + m.num_computed_prompt_tokens
+                # After a preemption, another request may have computed the rest meanwhile.
+                assert known == m.num_prompt_tokens or (m.num_preemptions and known < m.num_prompt_tokens)
 
     def run(self, max_steps: int = 5000) -> None:
         """To the end; then nothing is left, and every answer is the right one."""
@@ -242,6 +244,13 @@ class Bench:
         if cut is not None:
             assert got == tokens[: len(got)]
             assert cut == "abort" or (last is not None and last.finish_reason == cut)
+        elif (
+            broken is not None
+            and broken[1] < len(request.prompt_token_ids) - 1
+            and self._broke_late(last, got)
+        ):
+            assert got == tokens[: len(got)]
+            assert f"boom {name}" in (last.error or "")
         elif broken is not None and self._breaks(broken[1], len(request.prompt_token_ids), tokens, got):
             end = max(0, broken[1] - len(request.prompt_token_ids) + 1)
             if spoilt is None or end <= spoilt:
@@ -254,6 +263,14 @@ class Bench:
             assert got == tokens, f"{name}/{index} has another answer than alone"
             assert last is not None
             assert (last.finish_reason, last.stop_reason) == (reason, stop)
+
+    @staticmethod
+    def _broke_late(last: EngineOutput | None, got: list[int]) -> bool:
+        """The broken position was in the prefix cache at first, and not after a preemption."""
+        if last is None or not got or last.finish_reason != "error" or "boom" not in (last.error or ""):
+            return False
+        assert last.metrics is not None
+        return last.metrics.num_preemptions > 0
 
     @staticmethod
     def _breaks(position: int, prompt_len: int, tokens: list[int], got: list[int]) -> bool:
