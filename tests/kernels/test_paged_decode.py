@@ -277,7 +277,7 @@ def test_bits_do_not_depend_on_the_scratch(device: Device) -> None:
     for size in (None, 32 + 41 * 82 * 4, 32 + 75 * 82 * 4, 1 << 20):
         out, lse = torch.empty_like(moved.query), moved.query.new_empty(10, 4, dtype=torch.float32)
         workspace = None if size is None else device.put(torch.full((size,), 255, dtype=torch.uint8))
-        with device:
+        with multiprocessors(device, 1), device:  # so that a CTA takes several heads one after another
             torch.ops.inferx.paged_attention(
                 out, lse, *moved.arguments(), batch.scale, sinks=device.put(sinks), split_size=64,
                 max_query_len=4, workspace=workspace,
