@@ -10,7 +10,7 @@ BIN   := $(VENV)/bin
 # libgomp waits by spinning; on a shared machine long spins make timings jump (csrc/README.md).
 export GOMP_SPINCOUNT ?= 2000
 
-CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help env build simt serve kernel-report test lint format wheel-check bench clean

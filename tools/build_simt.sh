@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the SIMT executor's modules: build_simt.sh [BUILD_DIR [FAMILY...]].  Families: all unless named.
+# Builds the SIMT executor's modules: build_simt.sh [BUILD_DIR [FAMILY...]].  Families: all unless named; one of
+# them is `selftest`, the executor's own tests.
 set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build/simt}
@@ -10,8 +11,8 @@ mkdir -p "$build"
 exec 9>"$build/.lock"
 flock 9
 set -- "$(printf '%s;' "$@")"
-families=""
+families=-UINFERX_SIMT_FAMILIES  # not those of the last time
 [ "$1" != ";" ] && families="-DINFERX_SIMT_FAMILIES=${1%;}"
 "$bin/cmake" -S csrc/simt -B "$build" -G Ninja -DPython_EXECUTABLE="$(cd "$bin" && pwd)/python" \
-  -DCMAKE_MAKE_PROGRAM="$(cd "$bin" && pwd)/ninja" ${families:+"$families"} >"$build/configure.log" || { cat "$build/configure.log"; exit 1; }
+  -DCMAKE_MAKE_PROGRAM="$(cd "$bin" && pwd)/ninja" "$families" >"$build/configure.log" || { cat "$build/configure.log"; exit 1; }
 "$bin/cmake" --build "$build" -- -k 0

@@ -24,35 +24,25 @@ DeviceCall::DeviceCall(const char* op, const char* name, const TensorRef& tensor
 
 DeviceCall& DeviceCall::add(const char* name, const TensorRef& tensor, bool written) {
   Arg(op_, name, tensor).same_device(first_name_, first_);
-  uses_.push_back({&tensor, written});
+  uses_.push_back({name, &tensor, written});
   return *this;
 }
 
 #ifdef INFERX_SIMT
 
-namespace {
-
-// From the first byte of a tensor to the end of its last element; strides are not negative.
-size_t extent(const TensorRef& t) {
-  int64_t last = 0;
-  for (int i = 0; i < t.ndim; ++i) {
-    if (t.shape[i] == 0) return 0;
-    last += (t.shape[i] - 1) * t.strides[i];
-  }
-  return static_cast<size_t>(last + 1) * dtype_size(t.dtype);
-}
-
-}  // namespace
-
 void DeviceCall::run(const std::function<cuda::Error(void* stream)>& launch) {
-  for (const Use& use : uses_) simt_fence(use.tensor->data, extent(*use.tensor), use.written);
-  cuda::Error error;
+  std::vector<simt::host::View> views;
+  views.reserve(uses_.size());
+  for (const Use& use : uses_) {
+    const TensorRef& t = *use.tensor;
+    views.push_back({use.name, t.data, t.ndim, t.shape, t.strides, dtype_size(t.dtype), use.written});
+  }
+  cuda::Error error = cuda::kSuccess;
+  std::string report;
   {
     py::gil_scoped_release nogil;
-    error = launch(nullptr);
+    report = simt::host::run_session(views, [&] { return launch(nullptr); }, &error);
   }
-  simt_unfence();
-  const std::string report = simt_error();
   if (!report.empty()) throw std::runtime_error(std::string(op_) + ": SIMT: " + report);
   if (error != cuda::kSuccess)
     throw std::runtime_error(std::string(op_) + ": CUDA error " + std::to_string(error));

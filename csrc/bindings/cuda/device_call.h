@@ -6,8 +6,9 @@
 //   call.run([&](void* stream) { return cuda::launch_rms_norm(params, stream); });
 //
 // In the CUDA build every tensor has to be on x's device, and run() uses torch's current stream there.  In
-// the builds for the SIMT executor tensors are on the CPU, and kernels may touch nothing but what reads() and
-// writes() name.  Either way the checks of shapes, dtypes and overlaps are the caller's, with Arg.
+// the builds for the SIMT executor tensors are on the CPU, and kernels may touch no byte but the elements of
+// what reads() and writes() name: not the gaps between the rows of a slice, for example.  Either way the
+// checks of shapes, dtypes and overlaps are the caller's, with Arg.
 #pragma once
 #include <functional>
 #include <vector>
@@ -30,6 +31,7 @@ class DeviceCall {
 
  private:
   struct Use {
+    const char* name;
     const TensorRef* tensor;
     bool written;
   };
