@@ -131,6 +131,32 @@ def sample(
     return draw(kept_weights(x, temperature, top_k, top_p, min_p), token_bits(seed, step, index)), 0
 
 
+def boundary_row(seed: int, vocab: int, back: int = 0) -> tuple[np.ndarray, int]:
+    """A row in which the draw of ``seed`` falls exactly on the start of the last token's share, or ``back``
+    units before it, and how many tokens stand before.  The last of those may be a small one."""
+    bits = token_bits(seed, 0)
+    before = 0
+    while before != (before := (bits * (before + ONE) >> 64) + back):  # target = weight before - back
+        if before > ONE:
+            raise ValueError("this seed draws from the upper half; choose another")
+    z = []
+    rest = before
+    while rest > 0:  # weights of few digits first, then what is left over
+        low, high = int(np.float32(-29.2).view(np.uint32)), 1 << 31  # the float's bits; z rises as they fall
+        while low - high > 1:
+            middle = (low + high) // 2
+            if weights(np.array([middle], dtype=np.uint32).view(np.float32))[0] <= rest:
+                low = middle
+            else:
+                high = middle
+        z.append(float(np.array([low], dtype=np.uint32).view(np.float32)[0]))
+        rest -= weights(np.array([z[-1]]))[0]
+    x = np.full(vocab, -np.inf, dtype=np.float32)
+    x[: len(z)] = z
+    x[-1] = 0.0
+    return x, len(z)
+
+
 def logprobs(x: np.ndarray, token: int, num_top: int, num_ids: int) -> tuple[list[int], list[float], int]:
     """ids, log-probabilities and rank of one row without NaN and not all -inf."""
     best = float(x.max())

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+import sampling_reference as reference
 import torch
 from harness import Device
 from op_checks import FLOATS, assert_same_bits
@@ -16,6 +17,8 @@ from torch import Tensor
 from inferx import ops
 
 Options = dict[str, Tensor]
+# Its row has a token far down, which every pass has to count.
+BOUNDARY_SEED = 5
 
 
 def random_logits(seed: int, rows: int, vocab: int, step: float | None = None) -> Tensor:
@@ -121,6 +124,23 @@ def test_a_wide_vocabulary(device: Device, top_p: float) -> None:
         pytest.skip("only size is new here")
     options = {"top_p": torch.tensor([top_p], dtype=torch.float64), "seed": torch.tensor([3])}
     check_sample(device, random_logits(2, 1, 32000) / 4, options)
+
+
+@pytest.mark.parametrize("vocab", [30, 600])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (29, 1.0), (1100, 1.0), (0, 1 - 2**-53)])
+def test_a_draw_on_a_boundary(device: Device, vocab: int, top_k: int, top_p: float) -> None:
+    """It belongs to the token behind, the unit before to the one before: nothing is missing from any sum."""
+    for back in (0, 1):
+        row, count = reference.boundary_row(BOUNDARY_SEED, vocab, back)
+        options = {
+            "top_k": torch.tensor([top_k], dtype=torch.int32),
+            "top_p": torch.tensor([top_p], dtype=torch.float64),
+            "seed": torch.tensor([BOUNDARY_SEED]),
+        }
+        with device:
+            on_device = {name: device.put(value) for name, value in options.items()}
+            ids, _ = ops.sample_tokens(device.put(torch.from_numpy(row)[None]), **on_device)
+        assert ids.tolist() == [count - 1 if back else vocab - 1]
 
 
 def degenerate(vocab: int) -> Tensor:
