@@ -6,8 +6,6 @@ slots are never used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +22,13 @@ from attention_checks import (
     spoil_before_window,
     without_causal_mask,
 )
-from harness import Device
+from harness import Device, simt_module
 from op_checks import assert_same_bits
 from paged_attention_reference import Batch, paged, random_requests, reference
 from torch import Tensor
 
 from inferx import _C, ops
+from inferx.ops._lib import use_kernels
 
 DTYPES = [torch.bfloat16, torch.float16]
 LENGTHS = [(1, n) for n in (0, 1, 3, 17, 37, 64, 65, 129, 511, 513, 1025)]
@@ -48,16 +47,9 @@ def check(device: Device, batch: Batch, scale: float | None = None, **options: A
     check_result(result, batch, scale, **options)
 
 
-@contextmanager
-def multiprocessors(device: Device, count: int) -> Iterator[None]:
+def with_multiprocessors(device: Device, count: int) -> Device:
     """The executor's GPU has so many; a real one has what it has."""
-    if device.module is not None:
-        device.module.configure({"num_sms": count})
-    try:
-        yield
-    finally:
-        if device.module is not None:
-            device.module.configure({"num_sms": 3})
+    return Device(device.name, num_sms=count) if device.is_simt else device
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -256,8 +248,7 @@ def test_bits_do_not_depend_on_the_batch(
     whole = batch_of(list(range(len(BATCH))))
     expected = run(device, whole, **options)
     for count in (1, 2, 11):
-        with multiprocessors(device, count):
-            out, lse = run(device, whole, **options)
+        out, lse = run(with_multiprocessors(device, count), whole, **options)
         assert_same_bits(out, expected[0])
         assert_same_bits(lse, expected[1])
     for index in (0, 1, 4):
@@ -277,7 +268,7 @@ def test_bits_do_not_depend_on_the_scratch(device: Device) -> None:
     for size in (None, 32 + 41 * 82 * 4, 32 + 75 * 82 * 4, 1 << 20):
         out, lse = torch.empty_like(moved.query), moved.query.new_empty(10, 4, dtype=torch.float32)
         workspace = None if size is None else device.put(torch.full((size,), 255, dtype=torch.uint8))
-        with multiprocessors(device, 1), device:  # so that a CTA takes several heads one after another
+        with with_multiprocessors(device, 1):  # so that a CTA takes several heads one after another
             torch.ops.inferx.paged_attention(
                 out, lse, *moved.arguments(), batch.scale, sinks=device.put(sinks), split_size=64,
                 max_query_len=4, workspace=workspace,
@@ -377,19 +368,18 @@ def test_empty_batches(device: Device) -> None:
 
 
 def test_torch_compile() -> None:
-    device = Device("simt-fast")  # once: it is the compiler that takes the time
-    batch = put(device, make([(1, 600), (2, 70)], (4, 2), 64))
+    batch = make([(1, 600), (2, 70)], (4, 2), 64)
 
     def attend(query: Tensor) -> Any:
         return ops.paged_attention(
             query * 2.0, *batch.arguments()[1:], 0.125, return_lse=True, max_query_len=2
         )
 
-    with device:
+    with use_kernels(simt_module("inferx_simt_fast")):
         expected = attend(batch.query)
         actual = torch.compile(attend, backend="aot_eager", fullgraph=True)(batch.query)
     for one, other in zip(actual, expected, strict=True):
-        assert_same_bits(one.cpu(), other.cpu())
+        assert_same_bits(one, other)
 
 
 def test_no_bank_conflicts(device: Device) -> None:

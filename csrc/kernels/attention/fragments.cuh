@@ -186,8 +186,9 @@ SIMT_DEV void key_fragments(uint32_t (&b)[kStepsAtOnce<Cache>][4], const unsigne
 // fragment of k16 step k, in the cache's order (QueryRows::load does).
 template <class Cache, class C, int D, class Query>
 SIMT_DEV void multiply_keys(float (&s)[2][4], const Query& query, const unsigned char* keys) {
+  constexpr int kAtOnce = kStepsAtOnce<Cache>;
   // Of a large head_dim the query may come from memory: all fragments at once would not fit the registers.
-  constexpr int kAtOnce = kStepsAtOnce<Cache>, kUnroll = D > 128 ? 4 / kAtOnce : D / 16;
+  [[maybe_unused]] constexpr int kUnroll = D > 128 ? 4 / kAtOnce : D / 16;
 #pragma unroll kUnroll
   for (int k = 0; k < D / 16; k += kAtOnce) {
     uint32_t b[kAtOnce][4];
