@@ -51,6 +51,13 @@ def test_more_layers_than_one_launch_takes(device: Device) -> None:
     check(device, keys, values, torch.tensor([[2, 0]]))
 
 
+def test_only_the_step_between_runs_is_not_aligned(device: Device) -> None:
+    """Runs of 32 bytes, 34 apart, in blocks of 272 bytes."""
+    where = str(device.torch_device)
+    caches = [filled(5, 8, 17, dtype=torch.bfloat16, device=where)[..., :16] for _ in range(2)]
+    check(device, caches[:1], caches[1:], torch.tensor([[4, 0], [2, 3]]))
+
+
 @pytest.mark.parametrize("elements", [8191, 8192, 8200])
 def test_blocks_of_several_parts(device: Device, elements: int) -> None:
     """A CTA moves 16 KB: 8,192 elements of two bytes, where they are aligned."""

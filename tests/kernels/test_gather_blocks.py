@@ -89,6 +89,14 @@ def test_layer_major_view(device: Device) -> None:
         assert torch.equal(out[layer, 1], values[layer][[2, 1]])
 
 
+def test_only_the_step_between_runs_is_not_aligned(device: Device) -> None:
+    """Runs of 32 bytes, 34 apart, in blocks of 272 bytes."""
+    where = str(device.torch_device)
+    caches = [filled(5, 8, 17, dtype=torch.bfloat16, device=where)[..., :16] for _ in range(2)]
+    buffer = check_gather(device, caches, torch.tensor([3, -1, 0]))
+    check_scatter(device, buffer, caches, torch.tensor([1, 2, -1]))
+
+
 @pytest.mark.parametrize("elements", [8191, 8192, 8200])
 def test_blocks_of_several_parts(device: Device, elements: int) -> None:
     """A CTA moves 16 KB: 8,192 elements of two bytes, where they are aligned."""

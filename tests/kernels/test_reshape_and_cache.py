@@ -115,6 +115,27 @@ def test_unaligned_inputs(device: Device, input_offset: int) -> None:
         check(device, key, value, random_slots(5), dtype, input_offset=input_offset)
 
 
+@pytest.mark.parametrize("which", ["dim", "value", "cache"])
+def test_one_thing_that_does_not_fit_vectors(device: Device, which: str) -> None:
+    """Everything else is aligned to 16 bytes."""
+    dim = 13 if which == "dim" else 16
+    rows = torch.randn(2, 3, 2, 24).bfloat16()
+    storage = torch.zeros(2, 4, 8, 2, 24, dtype=torch.bfloat16)
+    slots = torch.tensor([9, 0, 31])
+    with device:
+        key, value = device.put(rows)[..., :dim].unbind()
+        caches = list(device.put(storage)[..., :dim].unbind())
+        if which == "value":
+            value = device.put(rows)[1, ..., 1 : dim + 1]
+        if which == "cache":
+            caches[1] = device.put(storage)[1, ..., 1 : dim + 1]
+        ops.reshape_and_cache_flash(key, value, *caches, device.put(slots))
+    for cache, x in zip(caches, (key, value), strict=True):
+        expected = torch.zeros(32, 2, dim, dtype=torch.bfloat16)
+        expected[slots] = x.cpu()
+        assert torch.equal(cache.cpu().reshape(32, 2, dim), expected)
+
+
 @pytest.mark.parametrize("dim", [16, 5])
 def test_scales_of_float8(device: Device, dim: int) -> None:
     key, value = (100 * torch.randn(9, 3, dim).half() for _ in range(2))
@@ -140,7 +161,8 @@ def test_rounds_to_nearest_even(device: Device, target: torch.dtype) -> None:
 
 def test_quotients_next_to_ties(device: Device) -> None:
     """The kernel does not divide.  Scales whose reciprocal is inexact, and values next to float8's ties."""
-    scale = torch.cat([torch.tensor([0.1, 1 / 3, 3.0, -0.7]), torch.rand(12) * 3])
+    near_eighths = torch.randint(8, 16, (8,)) / 8 + torch.randint(-20, 20, (8,)) * 2.0**-23
+    scale = torch.cat([torch.tensor([0.1, 1 / 3, 3.0, -0.7]), torch.rand(4) * 3, near_eighths])
     ties = torch.arange(16.0, 32.0)[:, None] * 2.0 ** torch.arange(-10, 4)  # halfway and whole steps
     near = (ties.flatten() * scale[:, None]).view(torch.int32)[..., None] + torch.arange(
         -2, 3, dtype=torch.int32
