@@ -32,7 +32,7 @@ SIMT_DEV Packed<T, N> load_packed(const T* from SIMT_ATP) {
       memcpy(reinterpret_cast<char*>(&result) + 16 * i, &word, 16);
     }
   } else {
-    const auto word = *reinterpret_cast<const Word<P::kBytes>*>(from);
+    const auto word = load_vector<Word<P::kBytes>>(from SIMT_PASS);
     memcpy(&result, &word, P::kBytes);
   }
   return result;
@@ -52,7 +52,7 @@ SIMT_DEV void store_packed(T* to, const Packed<T, N>& value SIMT_ATP) {
   } else {
     Word<P::kBytes> word;
     memcpy(&word, &value, P::kBytes);
-    *reinterpret_cast<Word<P::kBytes>*>(to) = word;
+    store_vector(to, word SIMT_PASS);
   }
 }
 
