@@ -14,7 +14,7 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 2;  // a column of pairs is two vectors, so up to four loads in flight
+constexpr int kTokens = 2;     // a column of pairs is two vectors, so up to four loads in flight
 constexpr int kCtasPerSm = 3;  // 768 threads with four loads each cover the latency; fewer registers spill
 
 struct Column {
