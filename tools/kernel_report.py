@@ -21,7 +21,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from kernel_instructions import problems_of
+from kernel_instructions import problems_of, stale_names
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = ROOT / "csrc" / "kernels" / "resources.json"
@@ -149,6 +149,9 @@ def main() -> int:
         BASELINE.write_text(to_json({n: {**kept.get(n, {}), **by} for n, by in now.items()}))
         baseline = json.loads(BASELINE.read_text())
     problems = compare(now, baseline)
+    problems += [
+        f"{name}: tools/kernel_instructions.py names it, no kernel is called so" for name in stale_names(now)
+    ]
     for (name, arch), body in sorted(ptx_of(args.build).items()):
         problems += [
             f"{names.get(name, name)} {arch}: {p}" for p in problems_of(names.get(name, name), arch, body)

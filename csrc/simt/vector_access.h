@@ -13,6 +13,18 @@ void store_vector(void* to, const void* from, size_t bytes, Site at);
 }  // namespace host
 #endif
 
+#ifdef SIMT_GPU
+// Written out: through a pointer, nvcc splits a vector store into stores of its fields where another branch
+// stores the same values one by one (tools/kernel_report.py found it).
+SIMT_DEV void store_whole(void* p, uint4 v) {
+  asm volatile("st.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+SIMT_DEV void store_whole(void* p, uint2 v) {
+  asm volatile("st.v2.b32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+SIMT_DEV void store_whole(void* p, uint32_t v) { *static_cast<uint32_t*>(p) = v; }
+#endif
+
 template <class Vector, class T>
 SIMT_DEV Vector load_vector(const T* p SIMT_ATP) {
 #ifdef SIMT_CPU
@@ -33,6 +45,8 @@ SIMT_DEV void store_vector(T* p, Vector v SIMT_ATP) {
 #endif
 #ifdef __SANITIZE_THREAD__
   host::store_vector(p, &v, sizeof v, at);
+#elif defined(SIMT_GPU)
+  store_whole(p, v);
 #else
   *reinterpret_cast<Vector*>(p) = v;
 #endif
