@@ -12,7 +12,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_kernels() -> None:
     result = subprocess.run(
-        [sys.executable, str(EXAMPLES / "kernels.py")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(EXAMPLES / "kernels.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     difference = re.search(r"to torch: (\S+) \((\w+)", result.stdout)

@@ -86,5 +86,15 @@ def test_refuses(case: str) -> None:
 
 
 def test_refuses_a_plain_table() -> None:
-    with pytest.raises(TypeError, match="embedding: weight: expected a PackedWeight or DenseWeight, got Tensor"):
+    with pytest.raises(
+        TypeError, match="embedding: weight: expected a PackedWeight or DenseWeight, got Tensor"
+    ):
         ops.embedding(IDS, torch.zeros(40, 16))  # type: ignore[arg-type]
+
+
+def test_a_dense_weight_works_on_the_cpu_too() -> None:
+    table, ids = torch.randn(5, 7).bfloat16(), torch.tensor([4, 0, 4])
+    weight = ops.DenseWeight(table)
+    assert torch.equal(ops.embedding(ids, weight), table[ids])
+    with pytest.raises(IndexError):
+        ops.embedding(torch.tensor([5]), weight)

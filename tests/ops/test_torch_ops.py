@@ -22,6 +22,33 @@ CASES = {
         torch.randn(4, 8),
         True,
     ),
+    "embedding": lambda: (torch.empty(3, 8), torch.tensor([1, 0, 1]), torch.randn(2, 8)),
+    "reshape_and_cache_flash": lambda: (
+        torch.randn(3, 2, 8),
+        torch.randn(3, 2, 8),
+        torch.zeros(4, 8, 2, 8),
+        torch.zeros(4, 8, 2, 8),
+        torch.tensor([0, -1, 9]),
+    ),
+    "paged_attention": lambda: (
+        torch.empty(3, 4, 8),
+        torch.empty(3, 4),
+        torch.randn(3, 4, 8),
+        torch.randn(4, 8, 2, 8),
+        torch.randn(4, 8, 2, 8),
+        torch.tensor([[0, 1], [2, 3]], dtype=torch.int32),
+        torch.tensor([0, 1, 3], dtype=torch.int32),
+        torch.tensor([9, 2], dtype=torch.int32),
+        0.3,
+    ),
+    "merge_attn_states": lambda: (
+        torch.empty(3, 2, 8),
+        torch.empty(3, 2),
+        torch.randn(3, 2, 8),
+        torch.randn(3, 2),
+        torch.randn(3, 2, 8),
+        torch.randn(3, 2),
+    ),
     "copy_blocks": lambda: ([torch.randn(3, 4)], [torch.randn(3, 4)], torch.tensor([[0, 1]])),
 }
 

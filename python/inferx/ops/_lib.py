@@ -67,17 +67,21 @@ def _no_result(*args: Any, **kwargs: Any) -> None:
     """Fake implementation of an op that only writes into its arguments."""
 
 
-def register(schema: str, fake: Callable[..., Any] = _no_result) -> Callable[..., Any]:
+def register(
+    schema: str, fake: Callable[..., Any] = _no_result, cpu: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Defines ``torch.ops.inferx.NAME`` by its schema and returns its overload.
 
     The functions NAME of the compiled modules run for CPU and CUDA tensors and check their own arguments;
-    ``fake`` computes the results' shapes only, and is not needed for ops that return nothing.
+    ``fake`` computes the results' shapes only, and is not needed for ops that return nothing.  ``cpu`` stands
+    in for a function that the CPU's module does not have.
     """
     name = schema[: schema.index("(")]
     _library.define(schema)
 
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
-        return getattr(_cpu_kernels, name)(*args, **kwargs)
+        kernel = cpu if cpu is not None and _cpu_kernels is _C else getattr(_cpu_kernels, name)
+        return kernel(*args, **kwargs)
 
     def on_cuda(*args: Any, **kwargs: Any) -> Any:
         return getattr(_cuda_kernels, name)(*args, **kwargs)

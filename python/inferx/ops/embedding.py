@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 
 from inferx import _C
-from inferx.ops._lib import is_compiling, kernels_for, register
+from inferx.ops._lib import is_compiling, kernels_for, on_device, register
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight
 
 __all__ = ["embedding"]
 
-_embedding = register("embedding(Tensor(a!) out, Tensor ids, Tensor table) -> ()")
+
+def _dense_on_cpu(out: torch.Tensor, ids: torch.Tensor, table: torch.Tensor) -> None:
+    """Dense weights are for devices; on the CPU torch's own gather will do."""
+    out.copy_(torch.nn.functional.embedding(ids, table))
+
+
+_embedding = register("embedding(Tensor(a!) out, Tensor ids, Tensor table) -> ()", cpu=_dense_on_cpu)
 
 
 def embedding(ids: torch.Tensor, weight: AnyWeight, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -33,7 +39,10 @@ def embedding(ids: torch.Tensor, weight: AnyWeight, out: torch.Tensor | None = N
         table = weight.tensor
         if out is None:
             out = torch.empty((*ids.shape, weight.shape[1]), dtype=table.dtype, device=table.device)
-        (_embedding if is_compiling() else kernels_for(table).embedding)(out, ids, table)
+        call = _embedding
+        if not is_compiling():
+            call = kernels_for(table).embedding if on_device(table) else _dense_on_cpu
+        call(out, ids, table)
         return out
     if type(weight) is not PackedWeight:
         raise TypeError(
