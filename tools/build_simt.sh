@@ -7,6 +7,10 @@ build=${1:-build/simt}
 [ $# -gt 0 ] && shift
 python=${PYTHON:-.venv/bin/python}
 bin=$(dirname "$python")
+# Where there is no CUDA toolkit, its headers are enough (26 MB).
+if ! command -v nvcc >/dev/null && [ -z "${CUDA_HOME:-}" ] && ! "$python" -c 'import importlib.metadata as m; m.version("nvidia-cuda-cccl")' 2>/dev/null; then
+  "$python" -m pip install --quiet --no-deps "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*" "nvidia-cuda-cccl==13.0.*"
+fi
 mkdir -p "$build"
 exec 9>"$build/.lock"
 flock 9
