@@ -54,16 +54,28 @@ def test_a_seed_fixes_the_schedule() -> None:
     assert len({race(seed) for seed in range(8)}) > 1
 
 
-def test_orders_differ() -> None:
-    """The first thread to fail is the order's first."""
-    first = {}
-    for order in ("forward", "reverse"):
-        x = torch.zeros(256, dtype=torch.int32)
-        report = Simt("checked", order).fails(
-            "write", "write_to_input", inputs=[x], outputs=[x], numbers=[0], block=(128,)
-        )
-        first[order] = "thread (0,0,0)" in report, "thread (127,0,0)" in report
-    assert first == {"forward": (True, False), "reverse": (False, True)}
+@pytest.mark.parametrize("kind", ["fast", "checked"])
+def test_orders(kind: str) -> None:
+    """Threads and blocks come as the order says, before and after a barrier."""
+
+    def came(order: str, seed: int = 1) -> list[list[int]]:
+        out, tickets = torch.zeros(2, 3 * 70, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+        simt = Simt(kind, order, seed)
+        simt.run("order_of_threads", outputs=[out, tickets], grid=(3,), block=(70,), options={"threads": 1})
+        for half in out.tolist():
+            assert sorted(half) == list(range(210))
+        return out.tolist()
+
+    # the last thread to come to a barrier does not wait there, so it is the first behind it
+    up, down = came("forward"), came("reverse")
+    assert up[0] == list(range(210))
+    assert up[1] == [b * 70 + t for b in range(3) for t in (69, *range(64, 69), *range(64))]
+    assert down[0] == list(range(209, -1, -1))
+    assert down[1] == [b * 70 + t for b in (2, 1, 0) for t in (0, *range(31, 0, -1), *range(69, 31, -1))]
+    one, two = came("random", 1), came("random", 2)
+    assert one == came("random", 1)
+    assert one != two
+    assert one[0] not in (up[0], down[0])
 
 
 def test_blocks_in_reverse() -> None:

@@ -40,6 +40,7 @@ FOUND_BY_BOTH = [
     ("two_barriers", "barrier divergence: thread \\d+ is at this barrier, \\d+ threads wait at detectors.cu"),
     ("barrier_missed", "barrier divergence: thread 77"),
     ("early_return", "barrier divergence: thread (9[6-9]|1\\d\\d) (left|had left) the kernel"),
+    ("early_return_named", "barrier divergence: thread (9[6-9]|1\\d\\d) (left|had left) the kernel"),
     ("named_barrier_half", "deadlock: no thread can go on: .*32 threads wait in named_barrier"),
     ("named_barrier_sizes", "named barrier 1 is for (64|96) threads here, for (64|96) at detectors.cu"),
     ("named_barrier_not_warps", "id 1 .*, 40 threads"),
@@ -76,12 +77,17 @@ def test_found_by_both_builds(simt: Simt, kernel: str, message: str) -> None:
 
 FOUND_BY_CHECKED = [
     ("race_in_warp", "data race on shared memory: (read|write) .* after a (read|write) by thread \\d+ .*'s'"),
+    (
+        "race_after_sync_warp",
+        "data race on shared memory: (read|write) .* after a (read|write) by thread \\d+",
+    ),
     ("race_between_warps", "data race on shared memory|uninitialised"),
     ("overwritten_too_early", "data race on shared memory: (write .* after a read|read .* after a write)"),
     ("lost_increments", "data race on shared memory"),
     ("write_after_arrive", "data race on shared memory"),
     ("read_after_arrive", "data race on shared memory|uninitialised"),
     ("uninitialised", "read of uninitialised shared memory: 's' \\[512 bytes\\] at byte 36"),
+    ("uninitialised_tail", "read of uninitialised shared memory: 's' \\[16 bytes\\] at byte 12"),
     ("uninitialised_atomic", "atomic of uninitialised shared memory"),
     (
         "shared_past_end",
@@ -155,6 +161,10 @@ def test_last_block_needs_a_fence(simt: Simt) -> None:
     outputs = [torch.zeros(4 * 128 + 2, dtype=torch.int32)]
     message = "no __threadfence between that and its block's atomic"
     fails(simt, "last_block_unfenced", message, checked_only=True, grid=(4,), outputs=outputs)
+
+
+def test_endless_loop() -> None:
+    fails(Simt("checked"), "endless_loop", "endless loop", checked_only=True)
 
 
 def test_stack_overflow(simt: Simt) -> None:

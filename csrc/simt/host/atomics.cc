@@ -10,7 +10,6 @@ namespace simt::host {
 void before_atomic(const void* p, size_t bytes, Site at) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail(at, "misaligned %zu-byte atomic at %p", bytes, p);
   Block& block = *current->block;
-  block.spins = 0;
   if (block.shared.contains(p)) return block.shared.access(block, p, bytes, kWrite | kAtomic, at);
   access_global(p, bytes, kWrite | kAtomic, at);
   if (block.checked()) note_global_atomic(block);

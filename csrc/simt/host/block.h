@@ -23,6 +23,9 @@ namespace simt::host {
 struct Block;
 struct Launch;
 
+// Checked build: a thread that accesses memory more often without letting another one run is in an endless
+// loop.
+constexpr uint64_t kMaxAccessesPerVisit = 1 << 28;
 constexpr size_t kStackBytes = 128 << 10;  // of a CUDA thread: its local memory
 
 struct Thread {
@@ -68,8 +71,9 @@ struct Block {
   GlobalOrder global_order;
   BlockAsync async;
   uint64_t random_state = 1;
-  uint64_t spins = 0;  // since a thread last got somewhere
-  Context outside;     // of the pool's thread, to which an ended block returns
+  uint64_t spins = 0;         // since a thread last got somewhere
+  uint64_t accesses_end = 0;  // of the current visit, in terms of count[k_accesses]
+  Context outside;            // of the pool's thread, to which an ended block returns
   uint64_t count[kNumStats] = {};
   Failure failure;
 

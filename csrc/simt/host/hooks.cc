@@ -22,7 +22,9 @@ void access(const void* p, size_t bytes, unsigned flags, size_t align, const Whe
   Thread* const thread = current;
   if (thread == nullptr) return;  // host code of the same file
   Block& block = *thread->block;
-  ++block.count[k_accesses];
+  if (++block.count[k_accesses] > block.accesses_end)
+    fail(at, "endless loop: %llu accesses without a barrier or spin_yield",
+         static_cast<unsigned long long>(kMaxAccessesPerVisit));
   if (reinterpret_cast<uintptr_t>(p) % align != 0)
     fail(at, "misaligned %zu-byte %s at %p", bytes, (flags & kWrite) != 0 ? "write" : "read", p);
   if (static_cast<size_t>(static_cast<const char*>(p) - thread->stack) < kStackBytes) {

@@ -65,6 +65,7 @@ void BlockRunner::reset_block(uint64_t number) {
   block.first_exited = nullptr;
   block.ready_warps = low_bits(block.num_warps);
   block.spins = 0;
+  block.accesses_end = block.count[k_accesses] + kMaxAccessesPerVisit;
   block.failure.thread = nullptr;
   block.random_state = ((options.seed * 0x9E3779B97F4A7C15) ^ (number * 0xD1B54A32D192ED03)) | 1;
   block.global_order = {};

@@ -12,7 +12,8 @@ __thread Thread* current __attribute__((tls_model("initial-exec"))) = nullptr;
 
 namespace {
 
-constexpr uint64_t kMaxSpins = 1 << 20;  // polls of a block's threads with nothing else happening
+// Polls of a block's threads with nothing else happening; a preempted thread is late by some.
+constexpr uint64_t kMaxSpins = 1 << 20, kMaxSpinsPreempted = 1 << 22;
 
 int nth_bit(unsigned mask, unsigned n) {
   while (n-- > 0) mask &= mask - 1;
@@ -56,7 +57,9 @@ Thread* next_ready(Block& block, const Thread& from, bool rotate) {
 void go_to(Thread& next) {
   Thread& from = *current;
   if (&next == &from) return;
-  ++from.block->count[k_switches];
+  Block& block = *from.block;
+  ++block.count[k_switches];
+  block.accesses_end = block.count[k_accesses] + kMaxAccessesPerVisit;
   current = &next;
   switch_context(from.context, next.context);
 }
@@ -164,7 +167,7 @@ void yield() {
 void spin(Site at) {
   Block& block = *current->block;
   if (land_one_copy(block)) block.spins = 0;
-  if (++block.spins > kMaxSpins)
+  if (++block.spins > (options.preempt != 0 ? kMaxSpinsPreempted : kMaxSpins))
     fail(at, "livelock: threads of this block poll without end; other blocks may not have run yet");
   if (failed()) fail(at, "another block failed");  // whose report is the one that stays
   yield();

@@ -31,6 +31,11 @@ DETECTOR(early_return) {
   __syncthreads();  // here: early_return
 }
 
+DETECTOR(early_return_named) {
+  if (threadIdx.x >= 96) return;
+  named_barrier(1, 128);  // here: early_return_named
+}
+
 DETECTOR(named_barrier_half) {
   if (threadIdx.x / 32 == 1) named_barrier(1, 64);  // here: named_barrier_half
 }
@@ -59,6 +64,15 @@ DETECTOR(livelock) {
   __syncthreads();
   volatile int* f = flag;
   while (*f == 0) spin_yield();  // here: livelock
+}
+
+// Nobody lets the others run.
+DETECTOR(endless_loop) {
+  volatile int* flag = out;
+  if (threadIdx.x == 0) {
+    while (*flag == 0) {  // here: endless_loop
+    }
+  }
 }
 
 // ---- warps ----
@@ -112,6 +126,15 @@ DETECTOR(race_in_warp) {
   __syncthreads();
   s[threadIdx.x] = 1;                     // here: race_in_warp
   out[threadIdx.x] = s[threadIdx.x ^ 1];  // here: race_in_warp
+}
+
+// What a lane does after a __syncwarp is new to the others.
+DETECTOR(race_after_sync_warp) {
+  SHARED(int, s, [128]);
+  s[threadIdx.x] = 0;
+  __syncwarp();
+  s[threadIdx.x] = 1;                     // here: race_after_sync_warp
+  out[threadIdx.x] = s[threadIdx.x ^ 1];  // here: race_after_sync_warp
 }
 
 DETECTOR(race_between_warps) {
@@ -170,6 +193,14 @@ DETECTOR(uninitialised) {
   if (threadIdx.x != 9) s[threadIdx.x] = 1;
   __syncthreads();
   out[threadIdx.x] = s[threadIdx.x];  // here: uninitialised
+}
+
+// The last word of a vector.
+DETECTOR(uninitialised_tail) {
+  SHARED(uint4, s, [1]);
+  if (threadIdx.x < 3) reinterpret_cast<int*>(s)[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = static_cast<int>(ld16(s).x);  // here: uninitialised_tail
 }
 
 DETECTOR(uninitialised_atomic) {

@@ -21,6 +21,16 @@ __global__ void indices(int64_t* out) {
 }
 SELFTEST(indices) { return test.launch(indices, test.out<int64_t>(0)); }
 
+// out: threads in the order in which they came to the first and to the second half.
+__global__ void order_of_threads(int* out, int* tickets) {
+  const int threads = static_cast<int>(gridDim.x * blockDim.x);
+  const int me = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  out[atomicAdd(&tickets[0], 1)] = me;
+  __syncthreads();
+  out[threads + atomicAdd(&tickets[1], 1)] = me;
+}
+SELFTEST(order_of_threads) { return test.launch(order_of_threads, test.out<int>(0), test.out<int>(1)); }
+
 __global__ void sms(int* out, int n) {
   if (threadIdx.x == 0) out[0] = n;
 }
