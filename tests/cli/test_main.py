@@ -110,13 +110,13 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     [("1", 1), ("10B", 10), ("4GiB", 4 << 30), ("4G", 4 << 30), ("1.5 MiB", 3 << 19), ("2tb", 2 << 40)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert parse_bytes(text, "size") == size
 
 
 @pytest.mark.parametrize("text", ["", "-1", "GiB", "1 PiB", "1e9", "0x10", "1G1", "١"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(InvalidRequestError):
-        parse_bytes(text)
+        parse_bytes(text, "max_body_size")
 
 
 @pytest.mark.real_model

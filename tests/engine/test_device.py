@@ -116,7 +116,9 @@ def test_simt_is_for_tests_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             resolve_device("simt")
 
 
-@pytest.mark.parametrize("name", ["GPU", "cuda:", "cuda:-1", "cuda:0,1", "", "CPU", "cuda:9999"])
+@pytest.mark.parametrize(
+    "name", ["GPU", "cuda:", "cuda:-1", "cuda:0,1", "", "CPU", "cuda:9999", "cuda:007", "cuda:200"]
+)
 def test_names_that_are_no_device(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="device must be auto, cpu, cuda or cuda:N") as caught:
         EngineArgs(device=name).validate()

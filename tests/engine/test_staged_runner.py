@@ -6,17 +6,21 @@ padded and replayed: on the CPU's own ops, so any difference is a fault of the m
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.engine.core_harness import assert_idle, drive, make_core, request, save_tiny_llama
+from tests.engine.core_harness import Answer, assert_idle, drive, make_core, request, save_tiny_llama
 from tests.engine.device_harness import StagedRunner, staged_core
 from tests.engine.test_same_answer import alone, random_requests
 
+from inferx.engine.core import EngineCore
 from inferx.engine.device import Device
 from inferx.engine.runner import make_runner
+from inferx.engine.sampler import SampleResult
 from inferx.layers.placement import Placement
 from inferx.loader import open_checkpoint
 from inferx.models import build_model
@@ -113,3 +117,46 @@ def test_a_context_beyond_the_models_tables_is_refused(tiny: Path) -> None:
     with pytest.raises(ValueError, match="max_model_len is 65"):
         make_runner(model, device, max_model_len=65, **sizes, **options)  # type: ignore[arg-type]
     checkpoint.close()
+
+
+def fail_the_first_sample(core: EngineCore, fault: BaseException) -> None:
+    """The results of the first step that samples raise, once."""
+    launch = core.runner.launch
+    failed = False
+
+    class Failing:
+        def results(self) -> list[SampleResult]:
+            raise fault
+
+    def launch_or_fail(plan: Any, state_of: Any) -> Any:
+        nonlocal failed
+        handle = launch(plan, state_of)
+        if failed or not plan.samples:
+            return handle
+        failed = True
+        return Failing()
+
+    core.runner.launch = launch_or_fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), RuntimeError("out of memory")], ids=repr)
+@pytest.mark.parametrize("budget", [16, 32], ids=["chunks", "whole"])
+def test_prompt_logprobs_of_a_step_that_is_run_again(tiny: Path, fault: BaseException, budget: int) -> None:
+    """By then the next step is planned, and the sequence has a token that is not known yet."""
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
+    prompt = list(range(5, 26))
+    answers = []
+    for core in (
+        make_core(tiny, max_num_batched_tokens=budget),
+        staged_core(tiny, graphs=False, max_num_batched_tokens=budget),
+    ):
+        fail_the_first_sample(core, fault)
+        core.add_request(request("y", prompt, params))
+        answer = Answer()
+        while core.has_work:
+            with contextlib.suppress(KeyboardInterrupt):
+                for output in core.step():
+                    answer.take(output)
+        answers.append((answer.tokens, answer.finish_reason, len(answer.prompt_logprobs or ())))
+    assert answers[0] == answers[1]
+    assert answers[1][2] == len(prompt)

@@ -26,11 +26,13 @@ SAMPLING_PANEL = "Sampling"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
     """``4GiB``, ``512M`` or plain bytes, as bytes; InvalidRequestError otherwise."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
-        raise InvalidRequestError(f"expected a size such as 4GiB, 512MiB or bytes, got {text[:40]!r}")
+        raise InvalidRequestError(
+            f"{option}: expected a size such as 4GiB, 512MiB or bytes, got {text[:40]!r}", option
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -123,7 +125,9 @@ def _sampling_options(
 
 def _make_engine_args(values: dict[str, Any]) -> EngineArgs:
     memory = values.pop("kv_cache_memory")
-    args = EngineArgs(kv_cache_memory_bytes=None if memory is None else parse_bytes(memory), **values)
+    args = EngineArgs(
+        kv_cache_memory_bytes=None if memory is None else parse_bytes(memory, "kv_cache_memory"), **values
+    )
     args.validate()
     return args
 

@@ -65,7 +65,7 @@ def serve(
         served_model_names=names,
         generation_config=check_generation_config(generation_config),
         api_key=api_key or os.environ.get(API_KEY_VARIABLE) or None,
-        max_body_bytes=parse_bytes(max_body_size),
+        max_body_bytes=parse_bytes(max_body_size, "max_body_size"),
         shutdown_timeout=shutdown_timeout,
         access_log=access_log,
     )

@@ -13,7 +13,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3")
 MAX_THREADS = 1024
 # "simt" too, which is for tests.
-_DEVICE = re.compile(r"auto|cpu|simt|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"auto|cpu|simt|cuda(:(0|[1-9]\d?))?")
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Steps of a GPU take some milliseconds whatever is in them, up to some thousand tokens.
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "simt": 64, "cuda": 256}

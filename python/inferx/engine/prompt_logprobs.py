@@ -61,12 +61,16 @@ def wanted_prompt_logprobs(
     for entry, row in zip(entries, batch.first_rows, strict=True):
         seq = entry.seq
         count = seq.request.engine_request.sampling_params.prompt_logprobs
-        if count is None or seq.num_output_tokens:
+        if count is None:
+            continue
+        state = state_of(seq)
+        # Not by the number of output tokens: one may be pending when this step is run again.
+        if len(state.prompt_logprobs) >= seq.num_prompt_tokens:
             continue
         first = entry.first_position
         end = min(first + entry.num_tokens, seq.num_prompt_tokens - 1)
         if first < end:
             next_token_ids = list(seq.token_ids[first + 1 : end + 1])
             rows = hidden[row : row + end - first]
-            found.append(PromptLogprobs(state_of(seq), first, rows, next_token_ids, count))
+            found.append(PromptLogprobs(state, first, rows, next_token_ids, count))
     return found
