@@ -16,7 +16,7 @@ CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -
 .PHONY: help env build simt serve kernel-report test lint format wheel-check bench clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 env: $(VENV)/.env-stamp  ## create the virtual environment with all dependencies
 
@@ -42,13 +42,13 @@ $(VENV)/.build-stamp: $(VENV)/.env-stamp CMakeLists.txt $(CXX_FILES)
 	@echo "compiling the kernels: a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -Cbuild-dir=build/editable \
 		-Ccmake.define.INFERX_KERNEL_REPORT=ON -e '.[serve,dev]'
-	@$(BIN)/python -c 'from inferx.ops import build_info as b; b = b(); print("built for the CPU (%s)%s" % (", ".join(b["simd_targets"]), " and CUDA (%s)" % ", ".join(b["cuda_architectures"]) if b["cuda"] else " only: no CUDA compiler"))'
+	@$(BIN)/python -c 'from inferx.ops import build_info as b; b = b(); print("built for the CPU (%s)%s" % (", ".join(b["simd_targets"]), " and CUDA (%s)" % ", ".join(b["cuda_architectures"]) if b["cuda"] else " only: no CUDA compiler, or INFERX_CUDA=OFF"))'
 	touch $@
 
 serve: build  ## serve MODEL on http://HOST:PORT (OpenAI-compatible)
 	$(BIN)/inferx serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-simt: $(VENV)/.env-stamp  ## compile the CUDA kernels for the SIMT executor (tests on machines without a GPU)
+simt: build  ## compile the CUDA kernels for the SIMT executor (tests on machines without a GPU)
 	PYTHON=$(BIN)/python tools/build_simt.sh
 
 kernel-report: build  ## registers, spills and instructions of the CUDA kernels against the baseline (needs nvcc)

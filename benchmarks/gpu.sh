@@ -47,22 +47,33 @@ markers =
 INI
 tests() { "$python" -m pytest -c "$out/pytest.ini" --rootdir "$root" "$@"; }
 
+# This card's architecture in CMake's words.
+arch() {
+    [ -n "${INFERX_CUDA_ARCHS:-}" ] && { echo "$INFERX_CUDA_ARCHS"; return; }
+    "$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + "a" * (a == "90") + "-real")'
+}
+configure() { # configure SOURCE BUILD OPTIONS...
+    cmake -S "$1" -B "$2" -G Ninja -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" "${@:3}" \
+        >"$out/configure.log" 2>&1 || { tail -n 30 "$out/configure.log"; return 1; }
+}
 build() {
-    local arch
-    arch=${INFERX_CUDA_ARCHS:-$("$python" -c 'import torch; a = "%d%d" % torch.cuda.get_device_capability(); print(a + ("a" if a == "90" else "") + "-real")')}
-    [ -n "$arch" ] || return 1
-    cmake -S . -B build/gpu -G Ninja -DINFERX_CUDA=ON -DINFERX_CUDA_ARCHS="$arch" -DINFERX_KERNEL_REPORT=ON \
-        -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" >"$out/configure.log" 2>&1 ||
-        { tail -n 30 "$out/configure.log"; return 1; }
-    cmake --build build/gpu && cp build/gpu/_C.*.so python/inferx/ &&
+    configure . build/gpu -DINFERX_CUDA=ON -DINFERX_CUDA_ARCHS="$(arch)" -DINFERX_KERNEL_REPORT=ON &&
+        cmake --build build/gpu && cp build/gpu/_C.*.so python/inferx/ &&
         "$python" -c 'from inferx.ops import build_info; print(build_info())'
 }
-export -f build tests
+# The executor's own tests, on real instructions (csrc/simt/selftest).
+selftests() {
+    configure csrc/simt/selftest build/selftest-cuda -DCMAKE_CUDA_ARCHITECTURES="$(arch)" &&
+        cmake --build build/selftest-cuda &&
+        INFERX_SIMT_BUILD=$root/build/selftest-cuda tests --maxfail=20 "$root/tests/simt"
+}
+export -f arch configure build tests selftests
 export python out root
 
-step build 200 bash -c build
-step kernel-tests 150 bash -c "tests --maxfail=20 $root/tests/kernels $root/tests/ops/test_copy_blocks.py"
-step engine-tests 60 bash -c "tests $root/tests/engine/test_cuda_engine.py"
+step build 180 bash -c build
+step kernel-tests 120 bash -c "tests --maxfail=20 $root/tests/kernels $root/tests/ops/test_copy_blocks.py"
+step engine-tests 40 bash -c "tests $root/tests/engine/test_cuda_engine.py"
+step instructions 90 bash -c selftests
 step kernels 110 "$python" -m benchmarks.kernels --device cuda --quick --json "$out/kernels.json"
 printf '\n== done in %d s\n' $((SECONDS - started))
 exit $failed
