@@ -10,6 +10,7 @@
 namespace simt::host {
 
 void before_atomic(const void* p, size_t bytes, Site at);
+void after_atomic(const void* p);
 void thread_fence();
 
 template <class T, class... Allowed>
@@ -27,8 +28,10 @@ SIMT_UNCHECKED T read_modify_write(T* p, F f, Site at) {
   for (;;) {
     const T old = bit_cast<T>(before);
     const Bits after = bit_cast<Bits>(static_cast<T>(f(old)));
-    if (__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    if (__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+      after_atomic(p);
       return old;
+    }
   }
 }
 

@@ -207,6 +207,36 @@ faulthandler._sigsegv()
     assert result.returncode == -11
 
 
+@pytest.mark.parametrize("with_report", [False, True])
+def test_signal_handlers_of_two_modules(with_report: bool) -> None:
+    """Overlapping launches of both builds catch their faults; somebody else's still ends the process."""
+    program = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "kernels")]!r}
+import ctypes, faulthandler, threading, torch
+from selftests import Simt
+if {with_report}: faulthandler.enable()
+def work(build):
+    simt, x = Simt(build), torch.zeros(256, dtype=torch.int32)
+    for i in range(100):
+        kernel = "trap" if i % 5 == 0 else "nothing"
+        try:
+            simt.run(kernel, inputs=[x], outputs=[x.clone()], numbers=[0], block=(32,))
+        except RuntimeError:
+            print("caught\\n", end="", flush=True)
+threads = [threading.Thread(target=work, args=(build,)) for build in ("checked", "fast")]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+ctypes.string_at(8)
+"""
+    environment = os.environ | {"INFERX_SIMT_BUILD": str(BUILD)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert result.stdout.count("caught") == 40, result
+    assert ("Fatal Python error: Segmentation fault" in result.stderr) == with_report, result
+    assert result.returncode == -11
+
+
 # ---- guarded memory ----
 
 

@@ -96,6 +96,20 @@ def test_collectives(simt: Simt) -> None:
         assert out[i].tolist() == row, i
 
 
+@pytest.mark.parametrize("groups", [1, 2, 9, 16, 32])
+def test_groups_of_a_warp_wait_side_by_side(simt: Simt, groups: int) -> None:
+    out = zeros(64)
+    simt.run("warp_groups", outputs=[out], numbers=[groups], block=(64,))
+    sums = [sum(range(g, 32, groups)) for g in range(groups)]
+    assert out.tolist() == [sums[t % 32 % groups] for t in range(64)]
+
+
+def test_sixteen_bytes_may_be_aligned_to_eight(simt: Simt) -> None:
+    out = torch.zeros(1 + 128, dtype=torch.float64)
+    simt.run("structs_of_doubles", outputs=[out], block=(64,))
+    assert out[1:].tolist() == [v for t in range(64) for v in (63 - t, 2)]
+
+
 @pytest.mark.parametrize("block", [32, 100, 256])
 def test_warp_word(simt: Simt, block: int) -> None:
     out = zeros(block)
@@ -141,6 +155,20 @@ def test_last_block(simt: Simt, blocks: int, fence_by_one: bool) -> None:
             "last_block", inputs=[x], outputs=outputs, numbers=[fence_by_one], grid=(blocks,), block=(64,)
         )
         assert (total.item(), counter.item()) == (2 * x.sum().item(), 0)
+
+
+def test_last_block_on_many_cores() -> None:
+    """Never reported, however the cores' atomics fall."""
+    simt = Simt("checked")
+    x = ints(24 * 64)
+    for _ in range(400):
+        outputs = [zeros(24 * 64), zeros(1), zeros(1)]
+        options = {"threads": 8}
+        simt.run(
+            "last_block", inputs=[x], outputs=outputs, numbers=[0], grid=(24,), block=(64,), options=options
+        )
+        assert outputs[2].item() == 2 * x.sum().item()
+    simt.module.configure({"threads": 0})
 
 
 def test_integer_atomics(simt: Simt) -> None:

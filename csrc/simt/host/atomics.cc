@@ -12,7 +12,12 @@ void before_atomic(const void* p, size_t bytes, Site at) {
   Block& block = *current->block;
   if (block.shared.contains(p)) return block.shared.access(block, p, bytes, kWrite | kAtomic, at);
   access_global(p, bytes, kWrite | kAtomic, at);
-  if (block.checked()) note_global_atomic(block);
+  if (block.checked()) release_global(block);
+}
+
+void after_atomic(const void* p) {
+  Block& block = *current->block;
+  if (block.checked() && !block.shared.contains(p)) acquire_global(block);
 }
 
 void thread_fence() {

@@ -68,7 +68,36 @@ void barrier_of_block(Block& block, Site at) {
   if (!arrive(block, barrier, true)) wait_in("__syncthreads", at);
 }
 
+// Lanes of one warp come to the same named barriers in the same order.
+void visit_in_warp(Warp& warp, const Thread& thread, int id, Site at) {
+  const unsigned bit = 1u << thread.lane;
+  std::vector<WarpBarriers::Visit>& visits = warp.barriers.visits;
+  size_t i = 0;
+  while (i < visits.size() && (visits[i].lanes & bit) != 0) ++i;
+  if (i == visits.size()) {
+    if (warp.exited != 0)
+      fail(at, "warp divergence: lane %d is at named barrier %d, lane %d has left the kernel", thread.lane,
+           id, __builtin_ctz(warp.exited));
+    visits.push_back({at, id, 0});
+  }
+  WarpBarriers::Visit& visit = visits[i];
+  if (visit.id != id || !same_place(visit.at, at))
+    fail(at, "warp divergence: lane %d is at named barrier %d here, %d lanes of its warp at %d at %s",
+         thread.lane, id, __builtin_popcount(visit.lanes), visit.id, to_string(visit.at).c_str());
+  visit.lanes |= bit;
+  if (visit.lanes == warp.exists) visits.erase(visits.begin());  // the first: nobody is further than this
+}
+
 }  // namespace
+
+void check_warp_barriers(const Warp& warp, const Thread& leaving) {
+  for (const WarpBarriers::Visit& visit : warp.barriers.visits) {
+    if ((visit.lanes >> leaving.lane & 1) == 0)
+      fail(visit.at,
+           "warp divergence: lane %d left the kernel, %d lanes of its warp came to named barrier %d",
+           leaving.lane, __builtin_popcount(visit.lanes), visit.id);
+  }
+}
 
 void barrier(Site at) { barrier_of_block(*current->block, at); }
 
@@ -108,6 +137,7 @@ void named_barrier(int id, int threads, bool wait, Site at) {
   }
   if (barrier.anyone_passed && barrier.passed.has(thread.warp, thread.lane))
     fail(at, "named barrier %d: thread %d arrives twice in one phase", id, thread.number);
+  visit_in_warp(block.warps[thread.warp], thread, id, at);
   if (!arrive(block, barrier, wait)) wait_in("named_barrier", at);
 }
 

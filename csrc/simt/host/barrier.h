@@ -1,10 +1,27 @@
 // The state of __syncthreads and the named barriers of a block.
 #pragma once
+#include <vector>
+
 #include "simt/host/clocks.h"
 #include "simt/host/site.h"
 #include "simt/host/thread_set.h"
 
 namespace simt::host {
+
+// The named barriers that lanes of a warp have come to and others have not yet: the instructions are
+// .aligned, so all lanes come to the same ones in the same order (those that do not wait may be ahead).
+struct WarpBarriers {
+  struct Visit {
+    Site at;
+    int id;
+    unsigned lanes;
+  };
+  std::vector<Visit> visits;
+};
+
+struct Warp;
+struct Thread;
+void check_warp_barriers(const Warp& warp, const Thread& leaving);
 
 struct Barriers {
   struct Barrier {

@@ -44,6 +44,7 @@ struct Thread {
 struct Warp {
   unsigned exists = 0, ready = 0, exited = 0;  // lanes; who is neither ready nor exited waits
   Collectives collectives;
+  WarpBarriers barriers;
   WarpAsync async;
   SharedOps shared_ops;
 };

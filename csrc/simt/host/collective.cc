@@ -13,7 +13,9 @@ bool same_op(const char* a, const char* b) { return a == b || strcmp(a, b) == 0;
 // Where the lanes of `mask` gather for `op`: at those who wait already, or a free entry.
 Collectives::Pending& find_pending(Warp& warp, int lane, unsigned mask, const char* op, Site at) {
   Collectives::Pending* free = nullptr;
-  for (Collectives::Pending& p : warp.collectives.pending) {
+  Collectives& all = warp.collectives;
+  for (int i = 0; i < all.used; ++i) {
+    Collectives::Pending& p = all.pending[i];
     if (p.arrived == 0) {
       if (free == nullptr) free = &p;
       continue;
@@ -27,7 +29,7 @@ Collectives::Pending& find_pending(Warp& warp, int lane, unsigned mask, const ch
     if ((p.mask & mask) != 0)
       fail(at, "%s: masks overlap: 0x%08x here, 0x%08x at %s", op, mask, p.mask, to_string(p.at).c_str());
   }
-  if (free == nullptr) fail(at, "%s: the warp has split into more than 8 waiting groups", op);
+  if (free == nullptr) free = &all.pending[all.used++];
   free->mask = mask;
   free->op = op;
   free->at = at;
@@ -57,6 +59,8 @@ void warp_op(unsigned mask, const char* op, void* slot, Finish finish, Site at) 
   block.spins = 0;
   finish(block, thread.warp, p.slots, mask, at);
   p.arrived = 0;
+  int& used = warp.collectives.used;
+  while (used > 0 && warp.collectives.pending[used - 1].arrived == 0) --used;
   wake(block, thread.warp, mask & ~bit);
 }
 

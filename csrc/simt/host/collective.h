@@ -24,9 +24,11 @@ struct Collectives {
     Site at;
     void* slots[32];
   };
-  Pending pending[8];
+  Pending pending[32];  // their masks are disjoint
+  int used = 0;         // of them, from the first; all others are free
   void reset() {
-    for (Pending& p : pending) p.arrived = 0;
+    for (int i = 0; i < used; ++i) pending[i].arrived = 0;
+    used = 0;
   }
 };
 

@@ -14,7 +14,11 @@ namespace {
 
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
 constexpr int kNumSignals = sizeof kSignals / sizeof *kSignals;
-struct sigaction before[kNumSignals];
+// Who had the signal when we came first, and when we came last.  The latter may be another module's executor
+// that sends on to us: then the former is asked.
+struct sigaction first[kNumSignals], latest[kNumSignals];
+bool installed = false;
+__thread bool sent_on __attribute__((tls_model("initial-exec"))) = false;
 
 const char* program_counter(void* context) {
   const auto* machine = &static_cast<ucontext_t*>(context)->uc_mcontext;
@@ -27,12 +31,29 @@ const char* program_counter(void* context) {
 #endif
 }
 
-void on_signal(int signal, siginfo_t* info, void* context) {
-  if (current == nullptr) {  // not a kernel's: as if we were not here, the instruction runs again
-    for (int i = 0; i < kNumSignals; ++i)
-      if (kSignals[i] == signal) sigaction(signal, &before[i], nullptr);
+// Not a kernel's: as if we were not here.
+void send_on(int signal, siginfo_t* info, void* context) {
+  int i = 0;
+  while (kSignals[i] != signal) ++i;
+  const struct sigaction next = sent_on ? first[i] : latest[i];
+  if ((next.sa_flags & SA_SIGINFO) == 0 && (next.sa_handler == SIG_DFL || next.sa_handler == SIG_IGN)) {
+    struct sigaction by_default{};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(signal, &by_default, nullptr);
+    raise(signal);
     return;
   }
+  const bool before = sent_on;
+  sent_on = true;
+  if ((next.sa_flags & SA_SIGINFO) != 0)
+    next.sa_sigaction(signal, info, context);
+  else
+    next.sa_handler(signal);
+  sent_on = before;
+}
+
+void on_signal(int signal, siginfo_t* info, void* context) {
+  if (current == nullptr) return send_on(signal, info, context);
   const char* pc = program_counter(context);
   const Where at = pc != nullptr ? Where::at_pc(pc + 1) : Where{};  // as if it were a return address
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -46,16 +67,20 @@ void on_signal(int signal, siginfo_t* info, void* context) {
 
 }  // namespace
 
-FaultHandlers::FaultHandlers() {
+void install_fault_handlers() {
   struct sigaction action{};
   action.sa_sigaction = on_signal;
   // NODEFER: fail() leaves the handler without returning, so the signal must not stay blocked.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-  for (int i = 0; i < kNumSignals; ++i) sigaction(kSignals[i], &action, &before[i]);
-}
-
-FaultHandlers::~FaultHandlers() {
-  for (int i = 0; i < kNumSignals; ++i) sigaction(kSignals[i], &before[i], nullptr);
+  for (int i = 0; i < kNumSignals; ++i) {
+    struct sigaction now{};
+    sigaction(kSignals[i], nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_signal) continue;
+    latest[i] = now;
+    if (!installed) first[i] = now;
+    sigaction(kSignals[i], &action, nullptr);
+  }
+  installed = true;
 }
 
 namespace {

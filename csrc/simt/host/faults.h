@@ -3,15 +3,10 @@
 
 namespace simt::host {
 
-// While one lives, signals that come from a CUDA thread end its block with an error; others go to whom they
-// went before.
-class FaultHandlers {
- public:
-  FaultHandlers();
-  ~FaultHandlers();
-  FaultHandlers(const FaultHandlers&) = delete;
-  FaultHandlers& operator=(const FaultHandlers&) = delete;
-};
+// From now on signals that come from a CUDA thread end its block with an error; others go to whom they went
+// before.  Called before each launch, for who came first may have gone or been covered.  The handlers stay:
+// several modules each have their own, and to take one away out of turn would take away the others'.
+void install_fault_handlers();
 
 // A stack of their own for the handlers of this OS thread: the thread's may have overflowed.
 class SignalStack {

@@ -108,14 +108,15 @@ void begin_race_checks() {
 
 void note_fence(Block& block) { ++block.global_order.fences; }
 
-void note_global_atomic(Block& block) {
+void release_global(Block& block) {
   GlobalOrder& order = block.global_order;
-  order.acquired = ++time_now;
   if (order.fences == order.published) return;
   order.published = order.fences;
   const std::lock_guard<std::mutex> lock(releases_mutex);
-  releases[block.number].push_back({order.fences, order.acquired});
+  releases[block.number].push_back({order.fences, ++time_now});
 }
+
+void acquire_global(Block& block) { block.global_order.acquired = ++time_now; }
 
 void check_global_race(uintptr_t p, size_t bytes, unsigned flags, const Where& at) {
   Cell* cells = nullptr;
@@ -159,7 +160,7 @@ void check_global_race(uintptr_t p, size_t bytes, unsigned flags, const Where& a
       const uint32_t fences = cell.write_fences;
       check(writer, cell.write_clock, &fences);
     }
-    if (write && !atomic && reader != me) check(reader, cell.read_clock, nullptr);
+    if (write && reader != me) check(reader, cell.read_clock, nullptr);
     if (write) {
       __atomic_store_n(&cell.writer, me, __ATOMIC_RELAXED);
       cell.write_clock = clock;

@@ -20,7 +20,9 @@ void prepare_race_checks(const std::vector<Fence>& fences);
 void begin_race_checks();  // of one launch
 
 void check_global_race(uintptr_t p, size_t bytes, unsigned flags, const Where& at);
-void note_global_atomic(Block& block);
+// Around an atomic, so that whoever finds its result has a later time: blocks run on several cores.
+void release_global(Block& block);  // before it
+void acquire_global(Block& block);  // after it
 void note_fence(Block& block);
 
 // Per block.

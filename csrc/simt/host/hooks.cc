@@ -79,14 +79,20 @@ SIMT_HOOK __tsan_func_entry(void*) {}
 SIMT_HOOK __tsan_func_exit() {}
 
 #define SIMT_CALLER __builtin_return_address(0)
-#define SIMT_ACCESSES(n)                                                                               \
-  SIMT_HOOK __tsan_read##n(void* p) { simt::host::access(p, n, simt::host::kRead, n, SIMT_CALLER); }   \
-  SIMT_HOOK __tsan_write##n(void* p) { simt::host::access(p, n, simt::host::kWrite, n, SIMT_CALLER); } \
-  SIMT_HOOK __tsan_unaligned_read##n(void* p) {                                                        \
-    simt::host::access(p, n, simt::host::kRead, 1, SIMT_CALLER);                                       \
-  }                                                                                                    \
-  SIMT_HOOK __tsan_unaligned_write##n(void* p) {                                                       \
-    simt::host::access(p, n, simt::host::kWrite, 1, SIMT_CALLER);                                      \
+// A struct of two doubles is one access of 16 bytes to GCC, aligned to 8.
+#define SIMT_ALIGN(n) ((n) < 8 ? (n) : 8)
+#define SIMT_ACCESSES(n)                                                      \
+  SIMT_HOOK __tsan_read##n(void* p) {                                         \
+    simt::host::access(p, n, simt::host::kRead, SIMT_ALIGN(n), SIMT_CALLER);  \
+  }                                                                           \
+  SIMT_HOOK __tsan_write##n(void* p) {                                        \
+    simt::host::access(p, n, simt::host::kWrite, SIMT_ALIGN(n), SIMT_CALLER); \
+  }                                                                           \
+  SIMT_HOOK __tsan_unaligned_read##n(void* p) {                               \
+    simt::host::access(p, n, simt::host::kRead, 1, SIMT_CALLER);              \
+  }                                                                           \
+  SIMT_HOOK __tsan_unaligned_write##n(void* p) {                              \
+    simt::host::access(p, n, simt::host::kWrite, 1, SIMT_CALLER);             \
   }
 SIMT_ACCESSES(1)
 SIMT_ACCESSES(2)

@@ -61,7 +61,8 @@ void mbar_init(uint64_t* p, int count, Site at) {
   if (find(block, offset) != nullptr) {
     fail(at, "mbarrier is initialised twice: %s", block.shared.describe(offset).c_str());
   }
-  access_shared(p, 8, kWrite, at);
+  access_shared(p, 8, kWrite | kMbarrier, at);
+  block.shared.mark_mbarrier(block, offset);
   std::vector<Mbarrier>& all = block.async.mbarriers;
   Mbarrier* bar = nullptr;
   for (Mbarrier& old : all) {
@@ -87,7 +88,7 @@ void mbar_inval(uint64_t* p, Site at) {
       fail(at, "mbarrier is invalidated while a copy is to end on it");
     }
   }
-  access_shared(p, 8, kWrite, at);
+  access_shared(p, 8, kWrite | kMbarrier, at);
   bar.alive = false;
 }
 

@@ -87,7 +87,7 @@ int run(const Launch& launch) {
   }
   ++stats[k_launches];
   if (checked_build) begin_race_checks();
-  const FaultHandlers handlers;
+  install_fault_handlers();
   run_blocks(launch);
   return failed() ? kLaunchFailure : 0;
 }

@@ -78,6 +78,7 @@ void BlockRunner::reset_block(uint64_t number) {
     warp.exists = warp.ready = low_bits(block.num_threads - w * kLanes);
     warp.exited = 0;
     warp.collectives.reset();
+    warp.barriers.visits.clear();
     warp.async.reset();
   }
   for (int t = 0; t < block.num_threads; ++t) prepare_thread(block.threads[static_cast<size_t>(t)]);

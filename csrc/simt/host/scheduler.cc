@@ -125,7 +125,10 @@ void exit_thread() {
       fail(barrier.at, "barrier divergence: thread %d left the kernel while %d threads wait at this barrier",
            thread.number, barrier.arrived);
   }
-  for (const Collectives::Pending& pending : block.warps[thread.warp].collectives.pending) {
+  const Warp& warp = block.warps[thread.warp];
+  check_warp_barriers(warp, thread);
+  for (int i = 0; i < warp.collectives.used; ++i) {
+    const Collectives::Pending& pending = warp.collectives.pending[i];
     if (pending.arrived != 0 && (pending.mask >> thread.lane & 1) != 0)
       fail(pending.at, "warp divergence: lane %d left the kernel while %d lanes wait in %s", thread.lane,
            __builtin_popcount(pending.arrived), pending.op);

@@ -14,7 +14,7 @@ namespace simt::host {
 namespace {
 
 // States of a byte.
-constexpr uint8_t kAllocated = 1, kInitialised = 2, kCopyUnderWay = 4, kByAtomic = 8;
+constexpr uint8_t kAllocated = 1, kInitialised = 2, kCopyUnderWay = 4, kByAtomic = 8, kIsMbarrier = 16;
 constexpr size_t kStaticLimit = 48 << 10;
 
 const char* verb(unsigned flags) { return (flags & kWrite) != 0 ? "write" : "read"; }
@@ -56,7 +56,11 @@ void* SharedMemory::variable(Block& block, const void* key, size_t bytes, size_t
   if (total > options.shared_limit || fixed > kStaticLimit)
     fail(at, "shared memory with '%s': %zu bytes in all, %zu static (limits: %zu and %zu)", name, total,
          fixed, options.shared_limit, kStaticLimit);
-  const size_t end = offset + bytes + kGap;
+  // The rest that the block may still ask for must stay within reach.
+  const size_t rest = options.shared_limit - total + (4 << 10);
+  const bool wide = block.checked() && offset + bytes + kWideGap + rest <= kAddressable;
+  const size_t gap = wide ? kWideGap : kGap;
+  const size_t end = offset + bytes + gap;
   if (end > kArena) fail(at, "shared memory: %zu bytes for '%s' do not fit", bytes, name);
   memset(arena_ + used_, 0xFF, end - used_);
   if (block.checked()) {
@@ -64,14 +68,14 @@ void* SharedMemory::variable(Block& block, const void* key, size_t bytes, size_t
     for (size_t i = 0; i < bytes; ++i) shadow_[offset + i].state = kAllocated;
   }
   used_ = end;
-  variables_.push_back({key, name, offset, bytes});
+  variables_.push_back({key, name, offset, bytes, gap});
   return arena_ + offset;
 }
 
 std::string SharedMemory::describe(size_t offset) const {
   std::string text;
   for (const Variable& v : variables_) {
-    if (offset + kGap < v.offset || offset >= v.offset + v.bytes + kGap) continue;
+    if (offset + kGap < v.offset || offset >= v.offset + v.bytes + v.gap) continue;
     char one[300];
     snprintf(one, sizeof one, "%s'%s' [%zu bytes] at byte %ld", text.empty() ? "" : " / ", v.name, v.bytes,
              static_cast<long>(offset) - static_cast<long>(v.offset));
@@ -127,6 +131,12 @@ void SharedMemory::check(Block& block, int unit, uint32_t clock, size_t start, s
     if (initialised && unknown(cell.writer, cell.write_clock) && !(atomic && (cell.state & kByAtomic) != 0))
       fail(at, "data race on shared memory: %s by thread %d after a write by %s with no barrier between: %s",
            verb(flags), issuer, unit_name(block, cell.writer).c_str(), describe(i).c_str());
+    if (!atomic && initialised && unknown(cell.atomic_writer, cell.atomic_clock))
+      fail(at,
+           "data race on shared memory: %s by thread %d after an atomic by %s with no barrier between: %s",
+           verb(flags), issuer, unit_name(block, cell.atomic_writer).c_str(), describe(i).c_str());
+    if (write && (cell.state & kIsMbarrier) != 0 && (flags & kMbarrier) == 0)
+      fail(at, "write to an mbarrier that is in use: %s", describe(i).c_str());
     if ((flags & kAsyncProxy) != 0 && initialised && clocks.is_thread(cell.writer) &&
         cell.write_clock > block.threads[cell.writer].proxy_clock)
       fail(at,
@@ -134,11 +144,17 @@ void SharedMemory::check(Block& block, int unit, uint32_t clock, size_t start, s
            cell.writer, describe(i).c_str());
     if (write) {
       for (int r = 0; r < 2; ++r) {
-        if (!atomic && unknown(cell.reader[r], cell.read_clock[r]))
+        if (unknown(cell.reader[r], cell.read_clock[r]))
           fail(
               at,
               "data race on shared memory: write by thread %d after a read by %s with no barrier between: %s",
               issuer, unit_name(block, cell.reader[r]).c_str(), describe(i).c_str());
+      }
+      if (!atomic) {
+        cell.atomic_clock = 0;
+      } else if (initialised && unknown(cell.writer, cell.write_clock)) {
+        cell.atomic_writer = cell.writer;
+        cell.atomic_clock = cell.write_clock;
       }
       cell.writer = static_cast<uint16_t>(unit);
       cell.write_clock = clock;
@@ -158,6 +174,11 @@ void SharedMemory::check(Block& block, int unit, uint32_t clock, size_t start, s
   }
 }
 
+void SharedMemory::mark_mbarrier(const Block& block, size_t offset) {
+  if (!block.checked()) return;
+  for (size_t i = offset; i < offset + 8; ++i) shadow_[i].state |= kIsMbarrier;
+}
+
 void SharedMemory::land(const Block& block, const void* p, size_t bytes, int unit, uint32_t clock) {
   if (!block.checked()) return;
   Cell* cell = shadow_ + offset(p);
@@ -170,7 +191,7 @@ void SharedMemory::land(const Block& block, const void* p, size_t bytes, int uni
 
 void SharedMemory::check_gaps(const Block& block) const {
   for (const Variable& v : variables_) {
-    for (size_t i = v.offset + v.bytes; i < v.offset + v.bytes + kGap; ++i) {
+    for (size_t i = v.offset + v.bytes; i < v.offset + v.bytes + v.gap; ++i) {
       if (arena_[i] == '\xFF') continue;
       return report(block, {}, "write out of bounds of shared memory: " + describe(i));
     }

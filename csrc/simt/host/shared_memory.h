@@ -16,6 +16,7 @@ enum AccessFlags : unsigned {
   kWrite = 1,
   kAtomic = 2,      // with kWrite: a read-modify-write; does not race with another one
   kInFlight = 4,    // with kWrite: by an asynchronous copy that is under way until land()
+  kMbarrier = 16,   // with kWrite: by what makes an mbarrier, or ends it
   kAsyncProxy = 8,  // with kRead: by wgmma or a bulk store; the writers must have called fence_proxy_async
 };
 
@@ -42,6 +43,8 @@ class SharedMemory {
   // started: a write races with what that thread does not know of.
   void access_async(Block& block, int unit, uint32_t clock, const void* p, size_t bytes, unsigned flags,
                     const Where& at);
+  // These 8 bytes are an mbarrier now; plain writes to them are errors, until one with kMbarrier.
+  void mark_mbarrier(const Block& block, size_t offset);
   // A copy has landed and is from now on a write of `unit` (a thread or asynchronous unit) at its time
   // `clock`.
   void land(const Block& block, const void* p, size_t bytes, int unit, uint32_t clock);
@@ -50,16 +53,20 @@ class SharedMemory {
   void check_gaps(const Block& block) const;
 
  private:
-  static constexpr size_t kArena = 320 << 10, kGap = 128, kGuard = 64 << 10;
+  static constexpr size_t kArena = 320 << 10, kGuard = 64 << 10;
+  static constexpr size_t kGap = 128, kWideGap = 2 << 10;  // wide: in the checked build, while there is room
+  static constexpr size_t kAddressable = 256 << 10;        // by the descriptors of wgmma
   struct Variable {
     const void* key;  // nullptr: the dynamic one
     const char* name;
     size_t offset, bytes;
+    size_t gap;  // bytes behind it that belong to nobody
   };
   // One a byte.  A time of 0: nobody.
   struct Cell {
     uint32_t write_clock, read_clock[2];
-    uint16_t writer, reader[2];
+    uint32_t atomic_clock;  // of an atomic before the last one, which that one did not know of
+    uint16_t writer, reader[2], atomic_writer;
     uint8_t state;
   };
   void check(Block& block, int unit, uint32_t clock, size_t offset, size_t bytes, unsigned flags,

@@ -52,10 +52,22 @@ DETECTOR(named_barrier_not_warps) {
 }
 
 DETECTOR(named_barrier_twice) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x < 32) {
     named_barrier_arrive(1, 64);
     named_barrier_arrive(1, 64);  // here: named_barrier_twice
   }
+}
+
+// The instruction is for whole warps: the count comes right, the lanes do not.
+DETECTOR(named_barrier_half_warps) {
+  if (threadIdx.x % 32 < 16) named_barrier(1, 64);  // here: named_barrier_half_warps
+}
+
+DETECTOR(named_barrier_two_lines) {
+  if (threadIdx.x % 32 < 16)
+    named_barrier(1, 128);  // here: named_barrier_two_lines
+  else
+    named_barrier(1, 128);  // here: named_barrier_two_lines
 }
 
 DETECTOR(livelock) {
@@ -161,6 +173,29 @@ DETECTOR(lost_increments) {
   s[0]++;  // here: lost_increments
 }
 
+// Others may still add when one reads.
+DETECTOR(plain_read_of_sum) {
+  SHARED(int, s, [1]);
+  if (threadIdx.x == 0) s[0] = 0;
+  __syncthreads();
+  atomicAdd(&s[0], 1);      // here: plain_read_of_sum
+  out[threadIdx.x] = s[0];  // here: plain_read_of_sum
+}
+
+// Of two who have added without order one reads.
+DETECTOR(hidden_atomic) {
+  SHARED(int, s, [1]);
+  if (threadIdx.x == 0) s[0] = 0;
+  __syncthreads();
+  if (threadIdx.x % 64 == 0) atomicAdd(&s[0], 1);  // here: hidden_atomic
+  if (threadIdx.x == 64) out[0] = s[0];            // here: hidden_atomic
+}
+
+DETECTOR(plain_read_of_global_sum) {
+  atomicAdd(&out[0], 1);          // here: plain_read_of_global_sum
+  out[1 + threadIdx.x] = out[0];  // here: plain_read_of_global_sum
+}
+
 // bar.arrive orders what came before it, not what comes after.
 DETECTOR(write_after_arrive) {
   SHARED(int, s, [32]);
@@ -220,6 +255,23 @@ DETECTOR(shared_read_past_end) {
   __syncthreads();
   const int* p = s;
   out[threadIdx.x] = p[threadIdx.x + 1];  // here: shared_read_past_end
+}
+
+// So far behind one variable that the next could lie there.
+DETECTOR(shared_far_past_end) {
+  SHARED(int, a, [64]);
+  SHARED(int, b, [256]);
+  if (threadIdx.x == 0) a[0] = b[0] = 0;
+  int* p = a;
+  p[64 + 64 + threadIdx.x] = 1;  // here: shared_far_past_end
+}
+
+DETECTOR(write_to_mbarrier) {
+  SHARED(uint64_t, bar, [1]);
+  if (threadIdx.x == 0) {
+    mbar_init(bar, 1);
+    bar[0] = 0;  // here: write_to_mbarrier
+  }
 }
 
 DETECTOR(dynamic_too_small) {

@@ -38,6 +38,28 @@ SELFTEST(num_sms) { return test.launch(sms, test.out<int>(0), num_sms()); }
 
 // ---- warps ----
 
+// out[thread] = the sum of the lanes of its group; groups wait side by side, up to 16 of a warp.
+__global__ void warp_groups(int* out, int groups) {
+  const int lane = lane_id();
+  const unsigned mask = __match_any_sync(~0u, lane % groups);
+  out[threadIdx.x] = __reduce_add_sync(mask, lane);
+}
+SELFTEST(warp_groups) { return test.launch(warp_groups, test.out<int>(0), static_cast<int>(test.number(0))); }
+
+// 16 bytes that are aligned to 8.
+struct Doubles {
+  double a, b;
+};
+__global__ void structs_of_doubles(double* out) {
+  SHARED(Doubles, s, [64]);
+  const int t = static_cast<int>(threadIdx.x);
+  s[t] = Doubles{1.0 * t, 2.0};
+  __syncthreads();
+  const Doubles other = s[63 - t];
+  reinterpret_cast<Doubles*>(out + 1)[t] = other;
+}
+SELFTEST(structs_of_doubles) { return test.launch(structs_of_doubles, test.out<double>(0)); }
+
 // One warp; out [n][32]: each collective's result by lane.
 __global__ void collectives(const int* in, int* out) {
   const int lane = lane_id(), v = in[lane];
