@@ -98,6 +98,9 @@ INFERX_SAMPLING int64_t draw_target(uint64_t bits, int64_t total) {
   return static_cast<int64_t>(high);
 }
 
+// top_p within [0, 1]: what is negative keeps the first token alone, what is not below 1 (NaN too) is off.
+INFERX_SAMPLING double clamp_top_p(double top_p) { return top_p < 1 ? (top_p > 0 ? top_p : 0.0) : 1.0; }
+
 // ceil(top_p * total), exactly, and at least 1; for top_p < 1.
 INFERX_SAMPLING int64_t mass_limit(double top_p, int64_t total) {
   if (!(top_p > 0)) return 1;

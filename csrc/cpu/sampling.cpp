@@ -43,8 +43,8 @@ int32_t sample_row(const SampleParams& p, int64_t row) {
     return kOk;
   }
   const auto at = [&](const auto* values) { return values ? values[row] : 0; };
-  const RowOptions options{inverse_temperature(temperature), at(p.top_k), p.top_p ? p.top_p[row] : 1.0,
-                           least_weight(at(p.min_p)),
+  const RowOptions options{inverse_temperature(temperature), at(p.top_k),
+                           p.top_p ? clamp_top_p(p.top_p[row]) : 1.0, least_weight(at(p.min_p)),
                            token_bits(at(p.seed), at(p.step), static_cast<uint32_t>(at(p.index)))};
   p.token_ids[row] = sampler().draw(x, p.num_ids, best.value, options);
   return kOk;

@@ -89,6 +89,7 @@ def kept_weights(x: np.ndarray, temperature: float, top_k: int, top_p: float, mi
         for i in order[top_k:]:
             w[i] = 0
     if top_p < 1:
+        top_p = max(top_p, 0.0)
         total, before = sum(w), 0
         for rank, i in enumerate(order):
             v = w[i]

@@ -107,6 +107,17 @@ def test_more_left_than_are_sorted_at_once(device: Device, options: dict[str, fl
     check_sample(device, x.expand(2, -1), {**tensors, "seed": torch.tensor([5, 6])})
 
 
+@pytest.mark.parametrize("top_k", [0, 5, 1200])
+def test_a_top_p_outside_of_its_range(device: Device, top_k: int) -> None:
+    top_p = torch.tensor([-0.0, -1e-9, -1.0, -1e30, -math.inf, math.inf, math.nan], dtype=torch.float64)
+    options = {
+        "top_k": torch.full(top_p.shape, top_k, dtype=torch.int32),
+        "top_p": top_p,
+        "seed": torch.arange(7),
+    }
+    check_sample(device, random_logits(2, 7, 1500), options)
+
+
 def test_heavy_ties(device: Device) -> None:
     """Narrowing the bin of the cut, over tied values and over tied ids."""
     x = torch.cat([torch.full((1, 2100), 1.0), torch.full((1, 2100), 1.0) - torch.rand(1, 2100) * 1e-3])
@@ -265,11 +276,22 @@ def test_processors(device: Device, vocab: int) -> None:
     assert_same_bits(actual.cpu(), expected)
 
 
-def test_processors_stay_in_bounds(device: Device) -> None:
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        [-5, 400, 3],
+        [2**40, 2**41, -1],
+        [2**63 - 1, -(2**63), 2**63 - 1],
+        [2**63 - 200, 2**63 - 1, 4],
+        [-(2**63), 2**63 - 1, 2**63 - 2],
+    ],
+    ids=str,
+)
+def test_processors_stay_in_bounds(device: Device, bounds: list[int]) -> None:
     """Offsets and ids that make no sense touch nothing outside the rows."""
     with device:
         x = device.put(torch.zeros(2, 8))
-        offsets = device.put(torch.tensor([-5, 400, 3]))
+        offsets = device.put(torch.tensor(bounds))
         ids = device.put(torch.tensor([-(2**31), 5, 7, 2**31 - 1], dtype=torch.int32))
         ops.apply_logits_processors(
             x, allowed_offsets=offsets, allowed_ids=ids, banned_offsets=offsets, banned_ids=ids

@@ -189,6 +189,13 @@ def test_tokens_are_as_frequent_as_their_weights(options: dict[str, float]) -> N
     assert statistic < freedom + 4 * math.sqrt(2 * freedom)
 
 
+@pytest.mark.parametrize("top_p", [-0.0, -1e-9, -1.0, -1e30, -math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("top_k", [0, 5, 1200])
+@pytest.mark.parametrize("vocab", [7, 600, 1500])
+def test_a_top_p_outside_of_its_range(top_p: float, top_k: int, vocab: int) -> None:
+    check(random_logits(2, 2, vocab), top_p=[top_p] * 2, top_k=[top_k] * 2, seed=[1, 2])
+
+
 def test_top_p_is_exact() -> None:
     """Four equal tokens: a share of 3/4 keeps three of them, the next float64 above it a fourth."""
     x = torch.zeros(2000, 4)

@@ -20,8 +20,8 @@ struct Span {
 };
 SIMT_DEV Span span_of(const RaggedIds& list, int64_t r) {
   if (!list.offsets) return {0, 0};
-  const int64_t begin = list.offsets[r], end = list.offsets[r + 1];
-  return {begin > 0 ? begin : 0, end < list.count ? end : list.count};
+  const auto clamp = [&](int64_t i) { return i < 0 ? 0 : i < list.count ? i : list.count; };
+  return {clamp(list.offsets[r]), clamp(list.offsets[r + 1])};
 }
 
 template <class Body>

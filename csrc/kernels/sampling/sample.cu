@@ -46,10 +46,7 @@ SIMT_DEV int top_k_of(const SampleParams& p) {
   const int top_k = p.top_k ? p.top_k[blockIdx.x] : 0;
   return top_k > 0 && top_k < p.num_ids ? top_k : 0;
 }
-SIMT_DEV double top_p_of(const SampleParams& p) {
-  const double top_p = p.top_p ? p.top_p[blockIdx.x] : 1.0;
-  return top_p < 1 ? top_p : 1.0;
-}
+SIMT_DEV double top_p_of(const SampleParams& p) { return p.top_p ? clamp_top_p(p.top_p[blockIdx.x]) : 1.0; }
 SIMT_DEV uint64_t target_of(const SampleParams& p, uint64_t total) {
   const auto at = [](const int64_t* values) { return values ? values[blockIdx.x] : 0; };
   const uint64_t random = token_bits(at(p.seed), at(p.step), static_cast<uint32_t>(at(p.index)));
