@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -185,7 +186,18 @@ def test_missing_blocks_are_left_out(device: Device) -> None:
     check_result(result, batch)
 
 
-@pytest.mark.parametrize("cu_seqlens_q", [[0, 300, 4], [-5, 2, 9], [0, 2**31 - 1, 6], [5, 2, 6]])
+GARBAGE = random.Random(1)
+NONSENSE = [
+    [GARBAGE.choice([GARBAGE.randint(-(2**31), 2**31 - 1), GARBAGE.randint(-2, 8)]) for _ in range(3)]
+    for _ in range(6)
+]
+
+
+@pytest.mark.parametrize(
+    "cu_seqlens_q",
+    [[0, 300, 4], [-5, 2, 9], [0, 2**31 - 1, 6], [5, 2, 6], [0, -(2**31), 1], [0, -3, 6], *NONSENSE],
+    ids=str,
+)
 def test_lengths_that_make_no_sense_stay_in_bounds(device: Device, cu_seqlens_q: list[int]) -> None:
     batch = make([(2, 64), (4, 100)], (4, 2), 16, F32)
     batch.cu_seqlens_q[:] = torch.tensor(cu_seqlens_q)

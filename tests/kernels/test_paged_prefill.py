@@ -6,6 +6,7 @@ slots are never used.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -267,7 +268,18 @@ def test_missing_blocks_are_left_out(device: Device) -> None:
     check_result((out[last], lse[last]), left)
 
 
-@pytest.mark.parametrize("cu_seqlens_q", [[0, 300, 40], [-5, 20, 90], [0, 2**31 - 1, 60], [50, 20, 60]])
+GARBAGE = random.Random(1)
+NONSENSE = [
+    [GARBAGE.choice([GARBAGE.randint(-(2**31), 2**31 - 1), GARBAGE.randint(-2, 62)]) for _ in range(3)]
+    for _ in range(6)
+]
+
+
+@pytest.mark.parametrize(
+    "cu_seqlens_q",
+    [[0, 300, 40], [-5, 20, 90], [0, 2**31 - 1, 60], [50, 20, 60], [0, -(2**31), 60], *NONSENSE],
+    ids=str,
+)
 def test_lengths_that_make_no_sense_stay_in_bounds(device: Device, cu_seqlens_q: list[int]) -> None:
     batch = make([(20, 64), (40, 100)], (4, 2), 64)
     batch.cu_seqlens_q[:] = torch.tensor(cu_seqlens_q)

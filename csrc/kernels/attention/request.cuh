@@ -13,11 +13,16 @@ struct Request {
   int seq_len;
 };
 
+SIMT_DEV int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+SIMT_DEV int first_token(const PagedAttentionParams& p, int64_t b) {
+  return static_cast<int>(clamp(p.cu_seqlens_q[b], 0, p.num_tokens));
+}
+
 SIMT_DEV Request load_request(const PagedAttentionParams& p, int64_t b) {
-  const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
-  const int64_t first = clamp(p.cu_seqlens_q[b], 0, p.num_tokens);
-  const int64_t end = clamp(p.cu_seqlens_q[b + 1], first, p.num_tokens);
-  return {static_cast<int>(first), static_cast<int>(end - first),
+  const int first = first_token(p, b);
+  const int end = static_cast<int>(clamp(p.cu_seqlens_q[b + 1], first, p.num_tokens));
+  return {first, end - first,
           static_cast<int>(clamp(p.seq_lens[b], 0, clamp(p.max_blocks * p.block_size, 0, kMaxKeys)))};
 }
 

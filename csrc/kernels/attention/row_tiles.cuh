@@ -24,7 +24,7 @@ __host__ __device__ inline int64_t row_tile_bound(const PagedAttentionParams& p,
 
 SIMT_DEV RowTile find_row_tile(const PagedAttentionParams& p, int64_t index, int group, int rows) {
   int low = 0, high = static_cast<int>(p.batch) - 1;
-  const auto start = [&](int b) { return static_cast<int64_t>(p.cu_seqlens_q[b]) * group / rows + b; };
+  const auto start = [&](int b) { return int64_t{first_token(p, b)} * group / rows + b; };
   while (low < high) {  // the last request that starts at or before index
     const int middle = (low + high + 1) / 2;
     if (start(middle) <= index) {
@@ -35,7 +35,9 @@ SIMT_DEV RowTile find_row_tile(const PagedAttentionParams& p, int64_t index, int
   }
   const Request request = load_request(p, low);
   const int64_t tile = index - start(low);
-  return {low, request, static_cast<int>(tile < 0 ? 0 : tile), request.q_len * group};
+  const int packed = request.q_len * group;
+  // What lies before the first request, where cu_seqlens_q does not begin at 0, has no rows.
+  return {low, request, tile < 0 ? (packed + rows - 1) / rows : static_cast<int>(tile), packed};
 }
 
 }  // namespace inferx::cuda
