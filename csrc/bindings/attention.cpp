@@ -132,6 +132,7 @@ void merge_attn_states(const TensorRef& out, const py::object& out_lse_object, c
       .not_self_overlapping();
   check_same_or_disjoint(op, "output", out, "prefix_output", prefix);
   check_same_or_disjoint(op, "output", out, "suffix_output", suffix);
+  check_disjoint(op, "output", out, {{"prefix_lse", &prefix_lse}, {"suffix_lse", &suffix_lse}});
   if (has_lse) {
     Arg(op, "output_lse", out_lse).on_cpu().dtype({DType::f32}).shape({T, Hq}).not_self_overlapping();
     check_same_or_disjoint(op, "output_lse", out_lse, "prefix_lse", prefix_lse);

@@ -1,6 +1,7 @@
 #include "bindings/check.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "rows.h"
@@ -77,12 +78,54 @@ bool find_windows(const TensorRef& t, Windows& windows) {
   return false;
 }
 
+// A dimension of two tensors that have the same stride in it.
+struct CommonDim {
+  int64_t stride, a_last, b_last;  // last indices
+};
+
+// The dimensions of two tensors by falling stride; false unless strides are the same and each steps over all
+// that the smaller ones cover.
+bool find_common_dims(const TensorRef& a, const TensorRef& b, CommonDim (&dims)[kMaxDims], int& count) {
+  if (a.dtype != b.dtype || a.ndim != b.ndim) return false;
+  count = 0;
+  for (int i = 0; i < a.ndim; ++i) {
+    if (a.shape[i] <= 1 && b.shape[i] <= 1) continue;
+    if (a.strides[i] != b.strides[i]) return false;
+    dims[count++] = {a.strides[i], a.shape[i] - 1, b.shape[i] - 1};
+  }
+  std::sort(dims, dims + count, [](const CommonDim& x, const CommonDim& y) { return x.stride > y.stride; });
+  int64_t covered = 1;
+  for (int i = count - 1; i >= 0; --i) {
+    if (dims[i].stride < covered) return false;
+    covered += std::max(dims[i].a_last, dims[i].b_last) * dims[i].stride;
+  }
+  return true;
+}
+
+// Whether an element of b, which starts `shift` elements behind a, is one of a's.  The indices differ by one
+// of at most two numbers in each dimension, because the smaller ones reach less far than its stride.
+bool meet(const CommonDim* dims, int count, int64_t shift) {
+  if (count == 0) return shift == 0;
+  const int64_t near = shift / dims->stride;
+  for (int64_t steps = near - 1; steps <= near + 1; ++steps) {
+    if (steps > dims->a_last || steps < -dims->b_last) continue;
+    const int64_t rest = shift - steps * dims->stride;
+    if (std::abs(rest) < dims->stride && meet(dims + 1, count - 1, rest)) return true;
+  }
+  return false;
+}
+
 // True when it is certain that no element is shared.
 bool disjoint(const TensorRef& a, const TensorRef& b) {
   if (a.numel() == 0 || b.numel() == 0) return true;
   const auto [a_begin, a_end] = byte_range(a);
   const auto [b_begin, b_end] = byte_range(b);
   if (a_end <= b_begin || b_end <= a_begin) return true;
+  // Views of one layout, such as the keys and the values of an interleaved cache.
+  const int64_t bytes = b.ptr<char>() - a.ptr<char>(), element = static_cast<int64_t>(dtype_size(a.dtype));
+  CommonDim dims[kMaxDims];
+  int count;
+  if (bytes % element == 0 && find_common_dims(a, b, dims, count)) return !meet(dims, count, bytes / element);
   // Two column ranges of one matrix (as q and k in a fused qkv) interleave without sharing an element.
   Windows aw, bw;
   if (a.dtype != b.dtype || !find_windows(a, aw) || !find_windows(b, bw) || aw.stride != bw.stride)
@@ -206,6 +249,25 @@ void check_disjoint(const char* op, const char* out_name, const TensorRef& out, 
                     const TensorRef& in) {
   if (disjoint(out, in)) return;
   fail_expected(op, out_name, std::string("memory apart from that of ") + in_name, "an overlap");
+}
+
+void check_disjoint(const char* op, const char* out_name, const TensorRef& out,
+                    std::initializer_list<NamedTensor> inputs) {
+  for (const NamedTensor& input : inputs) {
+    if (input.tensor) check_disjoint(op, out_name, out, input.name, *input.tensor);
+  }
+}
+
+void check_all_disjoint(const char* op, std::vector<NamedTensor> outputs) {
+  std::sort(outputs.begin(), outputs.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return a.tensor->ptr<char>() < b.tensor->ptr<char>();
+  });
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const char* end = byte_range(*outputs[i].tensor).second;
+    for (size_t k = i + 1; k < outputs.size() && outputs[k].tensor->ptr<char>() < end; ++k) {
+      check_disjoint(op, outputs[k].name, *outputs[k].tensor, outputs[i].name, *outputs[i].tensor);
+    }
+  }
 }
 
 void check_same_or_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,

@@ -7,6 +7,7 @@
 #pragma once
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "bindings/tensor_ref.h"
 
@@ -69,6 +70,15 @@ class Arg {
 // Memory that is written may share nothing with another argument...
 void check_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
                     const TensorRef& in);
+// ... with none of several (null: not given) ...
+struct NamedTensor {
+  const char* name;
+  const TensorRef* tensor;
+};
+void check_disjoint(const char* op, const char* out_name, const TensorRef& out,
+                    std::initializer_list<NamedTensor> inputs);
+// ... nor with each other, where several are written ...
+void check_all_disjoint(const char* op, std::vector<NamedTensor> outputs);
 // ... or also be the very same view (same start, dtype, shape and strides), for ops that work in place.
 void check_same_or_disjoint(const char* op, const char* out_name, const TensorRef& out, const char* in_name,
                             const TensorRef& in);

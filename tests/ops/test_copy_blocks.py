@@ -97,7 +97,7 @@ def test_pairs_are_checked_before_anything_is_copied() -> None:
             ops.copy_blocks([key], [value], torch.tensor(pairs))
     # The smallest cache sets the limit.
     with pytest.raises(IndexError, match="expected 0 <= block < 3, got 4"):
-        ops.copy_blocks([key, key[:3]], [value, value], torch.tensor([[0, 4]]))
+        ops.copy_blocks([key, key[:3].clone()], [value, value.clone()], torch.tensor([[0, 4]]))
     assert torch.equal(key, before[0])
     assert torch.equal(value, before[1])
 

@@ -36,6 +36,17 @@ inline void append_caches(const char* op, const char* argument, const pybind11::
   }
 }
 
+// Caches that are written share nothing with each other or with another input.
+inline void check_written_caches(const char* op, const Caches& caches, const char* input_name,
+                                 const TensorRef& input) {
+  std::vector<NamedTensor> written;
+  for (const auto& cache : caches) {
+    written.push_back({cache->name.c_str(), &cache->tensor});
+    check_disjoint(op, cache->name.c_str(), cache->tensor, input_name, input);
+  }
+  check_all_disjoint(op, written);
+}
+
 // A dimension of a block: its size, and its strides in the two tensors that hold it.
 struct BlockDim {
   int64_t stride, other_stride, size;

@@ -42,6 +42,7 @@ inline CopyBlocksArgs::CopyBlocksArgs(const char* op, const pybind11::sequence& 
   }
   if (caches.empty()) num_blocks = 0;
   check_mapping_shape(op, mapping);
+  check_written_caches(op, caches, "block_mapping", mapping);
 }
 
 }  // namespace inferx

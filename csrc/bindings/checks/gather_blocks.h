@@ -57,6 +57,11 @@ inline GatherBlocksArgs::GatherBlocksArgs(const char* op, const char* buffer_nam
     arg.expected("shape " + text + "] (caches, block_ids, a block)", shape_string(buffer));
   }
   arg.contiguous();
+  if (writes_caches) {
+    check_written_caches(op, caches, "block_ids", block_ids);
+  } else {
+    check_disjoint(op, buffer_name, buffer, "block_ids", block_ids);
+  }
 }
 
 // For ids that lie on the CPU: in range, or -1 for none.

@@ -2,6 +2,7 @@
 // at.
 #pragma once
 #include <cmath>
+#include <cstdio>
 #include <initializer_list>
 #include <string>
 
@@ -17,6 +18,7 @@ struct OptionalTensor {
   T* ptr() const {
     return given ? tensor.ptr<T>() : nullptr;
   }
+  const TensorRef* if_given() const { return given ? &tensor : nullptr; }
   TensorRef tensor;
   bool given;
 };
@@ -45,6 +47,24 @@ inline void check_cache_scale(const char* op, const char* name, const OptionalTe
   if (scale.tensor.numel() == 1 || (scale.tensor.ndim == 1 && scale.tensor.size(0) == heads)) return;
   arg.expected("one element or shape [num_kv_heads=" + std::to_string(heads) + "]",
                shape_string(scale.tensor));
+}
+
+inline std::string number_string(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", x);
+  return text;
+}
+
+// What is written shares nothing with the small inputs.
+inline void check_apart_from_lists(const char* op, const char* name, const TensorRef& written,
+                                   const PagedAttentionArgs& args) {
+  check_disjoint(op, name, written,
+                 {{"block_tables", &args.block_tables},
+                  {"cu_seqlens_q", &args.cu_seqlens_q},
+                  {"seq_lens", &args.seq_lens},
+                  {"sinks", args.sinks.if_given()},
+                  {"k_scale", args.k_scale.if_given()},
+                  {"v_scale", args.v_scale.if_given()}});
 }
 
 inline void check_paged_attention(const char* op, const PagedAttentionArgs& args,
@@ -110,9 +130,13 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
     Arg(op, "sinks", sinks.tensor).same_device("query", query).dtype({DType::f32}).shape({Hq}).contiguous();
   check_cache_scale(op, "k_scale", k_scale, args);
   check_cache_scale(op, "v_scale", v_scale, args);
+  for (const NamedTensor& written : {NamedTensor{"out", &out}, {"lse", lse.if_given()}}) {
+    if (written.tensor) check_apart_from_lists(op, written.name, *written.tensor, args);
+  }
   if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
-  if (!(softcap >= 0 && softcap <= 3e38))
-    fail_expected(op, "softcap", "a positive finite number, or 0 for none", std::to_string(softcap));
+  // In float32, which the kernels use, what is smaller would be 0.
+  if (softcap != 0 && !(softcap >= 1e-37 && softcap <= 3e38))
+    fail_expected(op, "softcap", "a number from 1e-37 to 3e38, or 0 for none", number_string(softcap));
   if (window < 0) fail_expected(op, "window", "a positive number, or 0 for none", std::to_string(window));
 }
 

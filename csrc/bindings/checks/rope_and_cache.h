@@ -39,10 +39,15 @@ struct RopeAndCacheArgs {
     Arg(op, "positions", positions).same_device("key", key);
     Arg(op, "query", query).same_device("key", key);
     Arg(op, "cos_sin_cache", cos_sin_cache).same_device("key", key);
-    check_disjoint(op, "query", query, "value", value);
-    check_disjoint(op, "key", key, "value", value);
-    check_disjoint(op, "key_cache", key_cache, "query", query);
-    check_disjoint(op, "value_cache", value_cache, "query", query);
+    const NamedTensor k_input{"k_scale", write.k_scale}, v_input{"v_scale", write.v_scale};
+    for (const NamedTensor& out : {NamedTensor{"query", &query}, {"key", &key}}) {
+      check_disjoint(op, out.name, *out.tensor,
+                     {{"value", &value}, {"slot_mapping", &slot_mapping}, k_input, v_input});
+    }
+    for (const NamedTensor& out : {NamedTensor{"key_cache", &key_cache}, {"value_cache", &value_cache}}) {
+      check_disjoint(op, out.name, *out.tensor,
+                     {{"query", &query}, {"positions", &positions}, {"cos_sin_cache", &cos_sin_cache}});
+    }
   }
 
   CacheScales scales;

@@ -43,6 +43,8 @@ int64_t fill_rotary(const char* op, Params& params, const TensorRef& positions, 
     cache.expected("an even rot_dim of at most head_size=" + std::to_string(head_size),
                    shape_string(cos_sin_cache));
   }
+  check_disjoint(op, "query", query, {{"positions", &positions}, {"cos_sin_cache", &cos_sin_cache}});
+  if (key) check_disjoint(op, "key", *key, {{"positions", &positions}, {"cos_sin_cache", &cos_sin_cache}});
   params.dtype = query.dtype;
   params.positions = positions.ptr<int64_t>();
   params.positions_stride = positions.stride(0);

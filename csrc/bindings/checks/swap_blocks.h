@@ -24,6 +24,7 @@ inline SwapBlocksArgs check_swap_blocks(const char* op, const TensorRef& src, co
   check_disjoint(op, "dst", dst, "src", src);
   check_mapping_shape(op, mapping);
   if (!mapping.is_cpu()) Arg(op, "block_mapping", mapping).expected("a CPU tensor", device_string(mapping));
+  check_disjoint(op, "dst", dst, "block_mapping", mapping);
   check_pairs(op, mapping, src.size(0), dst.size(0), false);
   SwapBlocksArgs args;
   args.shape = block_shape(op, "src", src, dst.strides + 1, args.from_steps, args.to_steps);

@@ -163,6 +163,7 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
     check_disjoint(op, "workspace", workspace.tensor, "key_cache", key_cache);
     check_disjoint(op, "workspace", workspace.tensor, "value_cache", value_cache);
     if (lse.given) check_disjoint(op, "workspace", workspace.tensor, "lse", lse.tensor);
+    check_apart_from_lists(op, "workspace", workspace.tensor, args);
     call.writes("workspace", workspace.tensor);
     carve_workspace(p, workspace.tensor);
   }

@@ -33,6 +33,7 @@ void merge_attn_states(const TensorRef& out, const py::object& out_lse_object, c
       .not_self_overlapping();
   check_same_or_disjoint(op, "output", out, "prefix_output", prefix);
   check_same_or_disjoint(op, "output", out, "suffix_output", suffix);
+  check_disjoint(op, "output", out, {{"prefix_lse", &prefix_lse}, {"suffix_lse", &suffix_lse}});
   call.reads("prefix_output", prefix).reads("prefix_lse", prefix_lse);
   call.reads("suffix_output", suffix).reads("suffix_lse", suffix_lse).writes("output", out);
   if (has_lse) {
