@@ -16,7 +16,7 @@ void bind_control(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> nogil;
   m.def("configure", &host::configure, py::arg("options"), nogil,
         "Sets order (0 forward, 1 reverse, 2 random), seed, preempt (checked build: every n-th access), "
-        "threads, "
+        "threads, time_limit (seconds of a launch, 0: none), "
         "num_sms, shared_limit, uninitialised, bank_conflicts.  ValueError for others.");
   m.def("configuration", &host::configuration);
   m.def("is_checked", &host::is_checked);

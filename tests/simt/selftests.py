@@ -36,7 +36,13 @@ class Simt:
         """Launches it on copies of the tensors (unless in_place); outputs are copied back, errors or not."""
         placed = [t if in_place else self._put(t) for t in (*inputs, *outputs)]
         if self.is_simt:
-            defaults = {"num_sms": 3, "shared_limit": 227 * 1024, "uninitialised": 1, "bank_conflicts": 0}
+            defaults = {
+                "time_limit": 120,
+                "num_sms": 3,
+                "shared_limit": 227 * 1024,
+                "uninitialised": 1,
+                "bank_conflicts": 0,
+            }
             self.module.configure(defaults | self._options | (options or {}))
         try:
             self.module.selftest(

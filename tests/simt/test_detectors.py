@@ -180,6 +180,14 @@ def test_endless_loop() -> None:
     fails(Simt("checked"), "endless_loop", "endless loop", checked_only=True)
 
 
+@pytest.mark.parametrize("build", ["fast", "checked"])
+def test_time_limit(build: str) -> None:
+    for kernel, checked_only in (("too_slow", False), ("too_slow_alone", True)):
+        if checked_only and build == "fast":
+            continue
+        fails(Simt(build), kernel, "more than time_limit = 1 s", options={"time_limit": 1})
+
+
 def test_stack_overflow(simt: Simt) -> None:
     simt.fails(
         "stack overflow: a thread's local variables take more than 128 KiB|memory fault",

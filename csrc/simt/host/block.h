@@ -73,6 +73,7 @@ struct Block {
   BlockAsync async;
   uint64_t random_state = 1;
   uint64_t spins = 0;         // since a thread last got somewhere
+  uint32_t visits = 0;        // of threads to waits and polls, for the time limit
   uint64_t accesses_end = 0;  // of the current visit, in terms of count[k_accesses]
   Context outside;            // of the pool's thread, to which an ended block returns
   uint64_t count[kNumStats] = {};

@@ -10,6 +10,7 @@
 #include "simt/host/error.h"
 #include "simt/host/global_memory.h"
 #include "simt/host/scheduler.h"
+#include "simt/host/time_limit.h"
 #include "simt/vector_access.h"
 
 namespace simt::host {
@@ -25,6 +26,8 @@ void access(const void* p, size_t bytes, unsigned flags, size_t align, const Whe
   if (++block.count[k_accesses] > block.accesses_end)
     fail(at, "endless loop: %llu accesses without a barrier or spin_yield",
          static_cast<unsigned long long>(kMaxAccessesPerVisit));
+  if ((block.count[k_accesses] & 0xFFFF) == 0 && out_of_time())
+    fail(at, "the launch takes more than time_limit = %d s; ended at this access", options.time_limit);
   if (reinterpret_cast<uintptr_t>(p) % align != 0)
     fail(at, "misaligned %zu-byte %s at %p", bytes, (flags & kWrite) != 0 ? "write" : "read", p);
   if (static_cast<size_t>(static_cast<const char*>(p) - thread->stack) < kStackBytes) {

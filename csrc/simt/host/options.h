@@ -13,6 +13,7 @@ struct Options {
   uint64_t seed = 1;
   int preempt = 0;                   // checked build: every n-th access on average, another thread goes on
   int threads = 0;                   // of the pool; 0: as many as the machine has cores
+  int time_limit = 600;              // seconds of one launch; 0: none
   int num_sms = 3;                   // what num_sms() tells launchers: small and odd
   size_t shared_limit = 227 * 1024;  // bytes a block may have
   bool uninitialised = true;         // reads of shared bytes that nobody wrote are errors

@@ -14,6 +14,7 @@
 #include "simt/host/options.h"
 #include "simt/host/pool.h"
 #include "simt/host/run_block.h"
+#include "simt/host/time_limit.h"
 #include "simt/launch.h"
 
 namespace simt::host {
@@ -65,8 +66,13 @@ void run_blocks(const Launch& launch) {
     try {
       const SignalStack signal_stack;
       runner.prepare(launch, checked_build);
-      for (; i < total && !failed(); i = next.fetch_add(1))
+      for (; i < total && !failed(); i = next.fetch_add(1)) {
+        if (out_of_time()) {
+          report(kernel_name(launch.kernel) + ": " + time_is_up("between two blocks"));
+          break;
+        }
         runner.run(options.order == Order::reverse ? total - 1 - i : i);
+      }
       runner.add_stats();
     } catch (const std::exception& error) {  // no memory for stacks or shadows
       report(kernel_name(launch.kernel) + ": " + error.what());
@@ -88,6 +94,7 @@ int run(const Launch& launch) {
   ++stats[k_launches];
   if (checked_build) begin_race_checks();
   install_fault_handlers();
+  start_clock();
   run_blocks(launch);
   return failed() ? kLaunchFailure : 0;
 }
@@ -115,10 +122,15 @@ const Setting settings[] = {
 #define SIMT_SETTING(name, low, high)                                   \
   {#name, low, high, [] { return static_cast<int64_t>(options.name); }, \
    [](int64_t v) { options.name = static_cast<decltype(options.name)>(v); }}
-    SIMT_SETTING(order, 0, 2),         SIMT_SETTING(seed, INT64_MIN, INT64_MAX),
-    SIMT_SETTING(preempt, 0, 1 << 30), SIMT_SETTING(threads, 0, 256),
-    SIMT_SETTING(num_sms, 1, 1 << 20), SIMT_SETTING(shared_limit, 0, 256 << 10),
-    SIMT_SETTING(uninitialised, 0, 1), SIMT_SETTING(bank_conflicts, 0, 1),
+    SIMT_SETTING(order, 0, 2),
+    SIMT_SETTING(seed, INT64_MIN, INT64_MAX),
+    SIMT_SETTING(preempt, 0, 1 << 30),
+    SIMT_SETTING(threads, 0, 256),
+    SIMT_SETTING(num_sms, 1, 1 << 20),
+    SIMT_SETTING(shared_limit, 0, 256 << 10),
+    SIMT_SETTING(time_limit, 0, 1 << 30),
+    SIMT_SETTING(uninitialised, 0, 1),
+    SIMT_SETTING(bank_conflicts, 0, 1),
 #undef SIMT_SETTING
 };
 

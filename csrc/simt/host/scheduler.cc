@@ -4,6 +4,7 @@
 #include <string>
 
 #include "simt/host/error.h"
+#include "simt/host/time_limit.h"
 #include "simt/launch.h"
 
 namespace simt::host {
@@ -148,6 +149,7 @@ void wait_in(const char* op, Site at) {
   thread.waits_in = op;
   thread.waits_at = at;
   thread.block->spins = 0;
+  check_time(*thread.block, at);
   unready(thread);
   leave();
 }
@@ -173,6 +175,7 @@ void spin(Site at) {
   if (++block.spins > (options.preempt != 0 ? kMaxSpinsPreempted : kMaxSpins))
     fail(at, "livelock: threads of this block poll without end; other blocks may not have run yet");
   if (failed()) fail(at, "another block failed");  // whose report is the one that stays
+  check_time(block, at);
   yield();
 }
 

@@ -87,6 +87,16 @@ DETECTOR(endless_loop) {
   }
 }
 
+// Ends, but not soon.
+DETECTOR(too_slow) {
+  for (int i = 0; i < 1 << 30; ++i) __syncthreads();  // here: too_slow
+}
+
+DETECTOR(too_slow_alone) {
+  volatile int* mine = out + threadIdx.x;
+  for (int i = 0; i < 1 << 27; ++i) *mine = i;  // here: too_slow_alone
+}
+
 // ---- warps ----
 
 DETECTOR(two_shuffles) {
