@@ -54,6 +54,17 @@ def use_kernels(module: Any) -> Iterator[None]:
         _cpu_kernels = before
 
 
+def check_tensor(op: str, name: str, value: Any, min_ndim: int = 0) -> None:
+    """For what Python looks at before a compiled module does."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{op}: {name}: expected a torch.Tensor, got {type(value)}")
+    if value.dim() < min_ndim:
+        raise ValueError(
+            f"{op}: {name}: expected at least {min_ndim} dimension{'s' if min_ndim > 1 else ''}, "
+            f"got shape {list(value.shape)}"
+        )
+
+
 def is_compiling() -> bool:
     """Whether somebody records the ops: torch.compile, make_fx and other dispatch modes, torch.jit.trace."""
     return (

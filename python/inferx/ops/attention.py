@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inferx.ops._lib import is_compiling, kernels_for, on_device, register
+from inferx.ops._lib import check_tensor, is_compiling, kernels_for, on_device, register
 
 __all__ = ["merge_attn_states", "paged_attention"]
 
@@ -18,6 +18,9 @@ _merge_attn_states = register(
     "merge_attn_states(Tensor(a!) output, Tensor(b!)? output_lse, Tensor prefix_output, Tensor prefix_lse, "
     "Tensor suffix_output, Tensor suffix_lse) -> ()"
 )
+
+
+_INT = (int, torch.SymInt)
 
 
 def paged_attention(
@@ -87,6 +90,13 @@ def paged_attention(
     Raises:
         ValueError: a shape, dtype, device, stride or alignment is wrong, or (CPU) a length or block id.
     """
+    check_tensor("paged_attention", "query", query, 2)
+    if max_query_len is not None and (not isinstance(max_query_len, _INT) or max_query_len < 0):
+        raise ValueError(
+            f"paged_attention: max_query_len: expected a number >= 0 or None, got {max_query_len!r}"
+        )
+    if not isinstance(split_size, _INT) or split_size < 64 or split_size % 64 != 0:
+        raise ValueError(f"paged_attention: split_size: expected a multiple of 64, got {split_size!r}")
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = query.new_empty(query.shape[:2], dtype=torch.float32) if return_lse else None
@@ -161,6 +171,8 @@ def merge_attn_states(
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
     """
+    check_tensor("merge_attn_states", "prefix_output", prefix_output)
+    check_tensor("merge_attn_states", "prefix_lse", prefix_lse)
     if out is None:
         out = torch.empty_like(prefix_output, memory_format=torch.contiguous_format)
     lse = torch.empty_like(prefix_lse, memory_format=torch.contiguous_format) if return_lse else None

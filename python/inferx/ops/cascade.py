@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferx.ops._lib import on_device
+from inferx.ops._lib import check_tensor, on_device
 from inferx.ops.attention import merge_attn_states, paged_attention
 
 __all__ = ["cascade_attention"]
@@ -79,13 +79,19 @@ def _check(query: Tensor, key_cache: Tensor, common_blocks: Tensor, num_common: 
     def fail(name: str, expected: str, given: object) -> None:
         raise ValueError(f"cascade_attention: {name}: expected {expected}, got {given}")
 
+    for name, tensor in (("query", query), ("key_cache", key_cache), ("common_blocks", common_blocks)):
+        check_tensor("cascade_attention", name, tensor)
     if query.ndim != 3:
         fail("query", "3 dimensions", query.ndim)
     if key_cache.ndim != 4:
         fail("key_cache", "4 dimensions", key_cache.ndim)
     if common_blocks.ndim != 1:
         fail("common_blocks", "1 dimension", common_blocks.ndim)
-    if num_common < 0:
+    if common_blocks.dtype != torch.int32:
+        fail("common_blocks", "dtype int32", common_blocks.dtype)
+    if common_blocks.device != query.device:
+        fail("common_blocks", f"device {query.device} as query", common_blocks.device)
+    if not isinstance(num_common, int) or num_common < 0:
         fail("num_common", "a number >= 0", num_common)
     block_size, count = key_cache.shape[1], common_blocks.shape[0]
     if num_common > count * block_size:

@@ -11,7 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from inferx.ops._lib import is_compiling, kernels_for, register
+from inferx.ops._lib import check_tensor, is_compiling, kernels_for, register
 
 __all__ = ["MAX_TOP_LOGPROBS", "SampleStatus", "apply_logits_processors", "sample_tokens", "token_logprobs"]
 
@@ -83,6 +83,7 @@ def sample_tokens(
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
     """
+    check_tensor("sample_tokens", "logits", logits, 1)
     token_ids = torch.empty(logits.shape[:1], dtype=torch.int64, device=logits.device)
     status = torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device)
     call = _sample_tokens if is_compiling() else kernels_for(logits).sample_tokens
@@ -130,6 +131,7 @@ def apply_logits_processors(
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
     """
+    check_tensor("apply_logits_processors", "logits", logits, 1)
     call = _apply_logits_processors if is_compiling() else kernels_for(logits).apply_logits_processors
     call(
         logits,
@@ -177,6 +179,10 @@ def token_logprobs(
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
     """
+    check_tensor("token_logprobs", "logits", logits, 1)
+    check_tensor("token_logprobs", "token_ids", token_ids, 1)
+    if num_top < 0:
+        raise ValueError(f"token_logprobs: num_top: expected a number >= 0, got {num_top}")
     shape = (token_ids.shape[0], 1 + num_top)
     ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(shape, dtype=torch.float64, device=logits.device)
