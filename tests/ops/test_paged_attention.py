@@ -345,8 +345,8 @@ def test_wrong_arguments(message: str, changes: dict[str, Any]) -> None:
     ("message", "options"),
     [
         ("window: expected a positive number, or 0 for none, got -1", {"window": -1}),
-        ("softcap: expected a positive", {"softcap": -1.0}),
-        ("softcap: expected a positive", {"softcap": torch.nan}),
+        ("softcap: expected a number from 1e-37", {"softcap": -1.0}),
+        ("softcap: expected a number from 1e-37", {"softcap": torch.nan}),
         (r"sinks: expected shape \[Hq=4\], got \[2\]", {"sinks": torch.zeros(2)}),
         ("sinks: expected dtype float32, got float64", {"sinks": torch.zeros(4).double()}),
         ("out: expected shape", {"out": torch.zeros(5, 4, 64)}),
