@@ -22,7 +22,6 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "activate_and_mul_kernel": (VECTOR_LOAD, VECTOR_STORE),
     "embedding_kernel<uint4": (VECTOR_LOAD, VECTOR_STORE),
     "merge_states_kernel": (VECTOR_LOAD, VECTOR_STORE),
-    "combine_splits_kernel": (VECTOR_LOAD,),
     "copy_blocks_kernel<16": (VECTOR_LOAD, VECTOR_STORE),
     "swap_blocks_kernel<16": (VECTOR_LOAD, VECTOR_STORE),
     "gather_blocks_kernel<16": (VECTOR_LOAD, VECTOR_STORE),
