@@ -91,9 +91,10 @@ bool find_common_dims(const TensorRef& a, const TensorRef& b, CommonDim (&dims)[
   for (int i = 0; i < a.ndim; ++i) {
     if (a.shape[i] <= 1 && b.shape[i] <= 1) continue;
     if (a.strides[i] != b.strides[i]) return false;
-    dims[count++] = {a.strides[i], a.shape[i] - 1, b.shape[i] - 1};
+    int at = count++;
+    for (; at > 0 && dims[at - 1].stride < a.strides[i]; --at) dims[at] = dims[at - 1];
+    dims[at] = {a.strides[i], a.shape[i] - 1, b.shape[i] - 1};
   }
-  std::sort(dims, dims + count, [](const CommonDim& x, const CommonDim& y) { return x.stride > y.stride; });
   int64_t covered = 1;
   for (int i = count - 1; i >= 0; --i) {
     if (dims[i].stride < covered) return false;
