@@ -149,6 +149,12 @@ def test_two_python_threads_at_once(build: Simt) -> None:
     failures: list[str] = []
 
     def work(n: int) -> None:
+        try:
+            launches(n)
+        except BaseException as error:  # which would end the thread unseen
+            failures.append(repr(error))
+
+    def launches(n: int) -> None:
         for i in range(50):
             out = torch.zeros(4, dtype=torch.int32)
             build.run("many_barriers", outputs=[out], numbers=[n + i, 0], block=(64,), grid=(4,))

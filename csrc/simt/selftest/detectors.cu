@@ -329,7 +329,8 @@ DETECTOR(write_between_rows) {
 }
 
 DETECTOR(write_to_input) {
-  const_cast<int*>(in)[threadIdx.x] = 1;  // here: write_to_input
+  const int v = in[threadIdx.x];
+  const_cast<int*>(in)[threadIdx.x] = v + 1;  // here: write_to_input
 }
 
 DETECTOR(wild_pointer) {
