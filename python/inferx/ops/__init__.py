@@ -21,6 +21,7 @@ from inferx.ops.cascade import cascade_attention
 from inferx.ops.embedding import embedding
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
+from inferx.ops.mla import concat_and_cache_mla, mla_attention
 from inferx.ops.norm import fused_add_rms_norm, rms_norm
 from inferx.ops.rotary import rotary_embedding
 from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_tokens, token_logprobs
@@ -33,6 +34,7 @@ __all__ = [
     "apply_logits_processors",
     "build_info",
     "cascade_attention",
+    "concat_and_cache_mla",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
@@ -42,6 +44,7 @@ __all__ = [
     "get_num_threads",
     "linear",
     "merge_attn_states",
+    "mla_attention",
     "pack_weight",
     "packed_nbytes",
     "paged_attention",
