@@ -11,7 +11,9 @@ from inferx.loader.gguf_config import INTERLEAVED_ROTARY, architecture_of, model
 from inferx.loader.gguf_file import GGUFFile, GGUFTensor
 from inferx.loader.gguf_names import ROPE_TENSORS, canonical_name
 from inferx.loader.gguf_tokenizer import tokenizer_json
-from inferx.loader.transforms import Source, split_fused, uninterleave
+from inferx.loader.layout import parts_of
+from inferx.loader.mla import rotary_rows
+from inferx.loader.transforms import Part, RotaryRows, Source, cut
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -45,13 +47,8 @@ class GGUFCheckpoint(Checkpoint):
         source = self._sources.get(name)
         if source is None:
             raise LoadError(f"{self.path}: tensor {name} is missing")
-        data = self._file.read(source.stored)
-        if source.rows is not None:
-            data = data[source.rows[0] : source.rows[1]]
-        if source.heads is not None:
-            rotary_dim = int(self.config.head_dim * self.config.rope.partial_rotary_factor)
-            data = uninterleave(data, source.heads, rotary_dim)
-        return RawTensor(self.tensors[name], data)
+        info = self.tensors[name]
+        return RawTensor(info, cut(self._file.read(source.stored), source, info.shape))
 
     def tokenizer_json(self) -> str:
         return tokenizer_json(self._file)
@@ -64,28 +61,21 @@ class GGUFCheckpoint(Checkpoint):
         self._file.close()
 
 
-def _sources_of(
-    architecture: str, config: ModelConfig, stored: GGUFTensor, path: Path
-) -> list[tuple[str, Source, tuple[int, ...]]]:
+def _sources_of(architecture: str, config: ModelConfig, stored: GGUFTensor, path: Path) -> list[Part]:
     """[(canonical name, where its rows are, shape)] for one stored tensor."""
     canonical = canonical_name(architecture, stored.name)
-    parts = split_fused(canonical, stored.name, stored.shape, config, path)
-    if parts is not None:
-        return parts
-    heads = _interleaved_heads(architecture, config, canonical.rpartition(".")[0])
-    if heads is not None and stored.shape[0] != heads * config.head_dim:
-        raise LoadError(
-            f"{path}: tensor {stored.name}: expected {heads} heads of {config.head_dim} rows, "
-            f"got shape {list(stored.shape)}"
-        )
-    return [(canonical, Source(stored.name, heads=heads), stored.shape)]
+    rotary = _paired_rows(architecture, config, canonical.rpartition(".")[0])
+    return parts_of(canonical, stored.name, stored.shape, config, path, rotary)
 
 
-def _interleaved_heads(architecture: str, config: ModelConfig, stem: str) -> int | None:
+def _paired_rows(architecture: str, config: ModelConfig, stem: str) -> RotaryRows | None:
     if architecture not in INTERLEAVED_ROTARY:
+        return rotary_rows(stem, config)
+    heads = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": config.num_key_value_heads,
+    }.get(stem.rpartition(".self_attn.")[2])
+    if heads is None:
         return None
-    if stem.endswith(".self_attn.q_proj"):
-        return config.num_attention_heads
-    if stem.endswith(".self_attn.k_proj"):
-        return config.num_key_value_heads
-    return None
+    rotary_dim = int(config.head_dim * config.rope.partial_rotary_factor)
+    return RotaryRows(heads, 0, rotary_dim, config.head_dim)

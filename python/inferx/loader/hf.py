@@ -9,11 +9,15 @@ from typing import Any
 from inferx.errors import LoadError
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
 from inferx.loader.config import ModelConfig
-from inferx.loader.hf_config import DEFAULTS, model_config, token_ids
+from inferx.loader.hf_config import model_config, token_ids
+from inferx.loader.hf_defaults import DEFAULTS
+from inferx.loader.hf_names import extra_layer, moe_name
 from inferx.loader.hf_text import chat_template, special_token_ids, special_tokens, tokenizer_json
 from inferx.loader.hf_weights import open_weights
 from inferx.loader.json_file import read_json, read_optional_json
-from inferx.loader.transforms import Source, split_fused
+from inferx.loader.layout import parts_of
+from inferx.loader.mla import rotary_rows
+from inferx.loader.transforms import Source, cut
 
 # The text model inside a multimodal Gemma 3, as saved by different versions of transformers.
 _TEXT_PREFIXES = (
@@ -50,6 +54,10 @@ class HFCheckpoint(Checkpoint):
             message = f"{path / 'config.json'}: cannot be understood: {type(error).__name__}: {error}"
             raise LoadError(message) from error
         self.config = self._with_token_ids(config, raw_config)
+        keys = {**DEFAULTS[config.architecture], **raw_config}
+        self._extra_layers = keys.get("num_nextn_predict_layers")
+        # DeepSeek-V2 always has its rotary rows in pairs; later models say so.
+        self._paired = config.architecture == "deepseek_v2" or bool(keys.get("rope_interleave", True))
         self._sources: dict[str, Source] = {}
         self.tensors = self._canonical_tensors()
 
@@ -83,8 +91,12 @@ class HFCheckpoint(Checkpoint):
             canonical_name = self._canonical_name(stored)
             if canonical_name is None:
                 continue
-            parts = split_fused(canonical_name, stored, info.shape, self.config, file.path)
-            for canonical, source, shape in parts or [(canonical_name, Source(stored), info.shape)]:
+            rotary = rotary_rows(canonical_name.rpartition(".")[0], self.config) if self._paired else None
+            # gpt-oss alone multiplies by its experts from the other side.
+            transposed = self.config.architecture == "gpt_oss"
+            for canonical, source, shape in parts_of(
+                canonical_name, stored, info.shape, self.config, file.path, rotary, transposed
+            ):
                 if canonical in infos:
                     raise LoadError(f"{file.path}: tensor {canonical} occurs twice (again as {stored})")
                 infos[canonical] = TensorInfo(canonical, shape, info.dtype, file.path)
@@ -92,7 +104,7 @@ class HFCheckpoint(Checkpoint):
         return infos
 
     def _canonical_name(self, stored: str) -> str | None:
-        """None: belongs to another modality."""
+        """None: belongs to another modality, or to layers that predict further tokens."""
         if self.config.architecture == "gemma3":
             if stored.startswith(_OTHER_MODALITIES):
                 return None
@@ -101,18 +113,18 @@ class HFCheckpoint(Checkpoint):
                     return new + stored.removeprefix(old)
         # Saved from the bare decoder, without the language-model head around it.
         if "embed_tokens.weight" in self._stored and not stored.startswith(("model.", "lm_head.")):
-            return "model." + stored
-        return stored
+            stored = "model." + stored
+        if extra_layer(stored, self.config, self._extra_layers):
+            return None
+        return moe_name(stored) if self.config.moe is not None else stored
 
     def read(self, name: str) -> RawTensor:
         source = self._sources.get(name)
         if source is None:
             raise LoadError(f"{self.path}: tensor {name} is missing")
         file, stored = self._stored[source.stored]
-        data = file.read(stored)
-        if source.rows is not None:
-            data = data[source.rows[0] : source.rows[1]]
-        return RawTensor(self.tensors[name], data)
+        info = self.tensors[name]
+        return RawTensor(info, cut(file.read(stored), source, info.shape))
 
     def tokenizer_json(self) -> str:
         return tokenizer_json(self.path)

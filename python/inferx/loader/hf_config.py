@@ -13,93 +13,12 @@ from typing import Any
 
 from inferx.errors import LoadError
 from inferx.loader.config import ModelConfig
+from inferx.loader.hf_defaults import DEFAULTS, MODEL_TYPES
+from inferx.loader.hf_moe_config import DEEPSEEK, mla_config, moe_config
 from inferx.loader.hf_rope import gemma3_ropes, rope_config
+from inferx.loader.hf_values import MAX_SIZE, Values
+from inferx.loader.mla import query_scalar
 
-_COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "sliding_window": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_QWEN: dict[str, Any] = _COMMON | {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_LLAMA: dict[str, Any] = _COMMON | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-# Architecture -> defaults of absent keys.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA
-    | {
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    "qwen2": _QWEN,
-    "qwen3": _QWEN | {"head_dim": 128},
-    "gemma3": _COMMON
-    | {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-    "phi3": _COMMON
-    | {
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 32000,
-    },
-}
-MODEL_TYPES = {
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma3_text": "gemma3",
-    "gemma3": "gemma3",
-    "phi3": "phi3",
-}
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -107,46 +26,10 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
     "gelu_new": "gelu_pytorch_tanh",  # the same function
 }
-_MAX_SIZE = 1 << 31
 MAX_LAYERS = 1 << 16
-
-
-class Values:
-    """Checked access to the keys of a config.json with an architecture's defaults."""
-
-    def __init__(self, data: dict[str, Any], defaults: dict[str, Any], path: Path) -> None:
-        self._data, self._defaults, self.path = data, defaults, path
-
-    def get(self, key: str) -> Any:
-        """Absent: the default.  An explicit null stays None."""
-        return self._data[key] if key in self._data else self._defaults.get(key)
-
-    def fail(self, key: str, expected: str) -> LoadError:
-        return LoadError(f"{self.path}: {key}: expected {expected}, got {str(self.get(key))[:100]}")
-
-    def size(self, key: str) -> int:
-        value = self.get(key)
-        if type(value) is not int or not 0 < value < _MAX_SIZE:
-            raise self.fail(key, "a positive integer")
-        return value
-
-    def optional_size(self, key: str) -> int | None:
-        return None if self.get(key) is None else self.size(key)
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.fail(key, "a positive number")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.fail(key, "true or false")
-        return bool(value)
+# Whose attention_bias is a choice of the file, for q, k, v and o alike.
+_OPTIONAL_BIAS = ("llama", "qwen3", "gemma3", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+_QK_NORM = ("qwen3", "gemma3", "qwen3_moe", "olmoe")
 
 
 def architecture_of(config: dict[str, Any], path: Path) -> str:
@@ -155,11 +38,16 @@ def architecture_of(config: dict[str, Any], path: Path) -> str:
         raise LoadError(
             f"{path}: model_type {kind!r} is not supported (supported: {', '.join(sorted(MODEL_TYPES))})"
         )
+    _check_quantization(config, path)
+    return MODEL_TYPES[kind]
+
+
+def _check_quantization(config: dict[str, Any], path: Path) -> None:
+    """Refuses every method that stores matrices in blocks of its own."""
     if config.get("quantization_config"):
         raise LoadError(
             f"{path}: quantization_config: quantised safetensors are not supported; use a GGUF file"
         )
-    return MODEL_TYPES[kind]
 
 
 def model_config(config: dict[str, Any], path: Path) -> ModelConfig:
@@ -175,26 +63,27 @@ def model_config(config: dict[str, Any], path: Path) -> ModelConfig:
     values = Values(data, DEFAULTS[architecture], path)
     if architecture == "gemma3" and values.flag("use_bidirectional_attention"):
         raise LoadError(f"{path}: use_bidirectional_attention is not supported: only causal models are")
+    deepseek = architecture in DEEPSEEK
+    mla = mla_config(values) if deepseek else None
     heads, hidden = values.size("num_attention_heads"), values.size("hidden_size")
-    head_dim = values.optional_size("head_dim")
-    if head_dim is None:
-        if hidden % heads:
-            raise values.fail(
-                "hidden_size", f"a multiple of num_attention_heads = {heads} where head_dim is absent"
-            )
-        head_dim = hidden // heads
+    head_dim = mla.qk_head_dim if mla else _head_dim(values, heads, hidden)
     kv_heads = values.optional_size("num_key_value_heads") or heads
-    if heads % kv_heads:
-        raise values.fail("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+    if heads % kv_heads or (mla and kv_heads != heads):
+        raise values.fail(
+            "num_key_value_heads", f"{'' if mla else 'a divisor of '}num_attention_heads = {heads}"
+        )
     window, layer_types = _attention_pattern(architecture, values)
     if architecture == "gemma3":
         rope, rope_local = gemma3_ropes(data, values.size("max_position_embeddings"), path)
     else:
         original = values.optional_size("original_max_position_embeddings")
-        rope = rope_config(data, values.size("max_position_embeddings"), original, architecture, path)
+        positions = values.size("max_position_embeddings")
+        rope = rope_config(data, DEFAULTS[architecture], positions, original, architecture, path)
         rope_local = None
     gemma = architecture == "gemma3"
-    biased = architecture in ("llama", "qwen3", "gemma3") and values.flag("attention_bias")
+    gpt_oss = architecture == "gpt_oss"
+    biased = architecture in _OPTIONAL_BIAS and values.flag("attention_bias")
+    scalar = values.number("query_pre_attn_scalar") if gemma else None
     return ModelConfig(
         architecture=architecture,
         vocab_size=values.size("vocab_size"),
@@ -206,25 +95,45 @@ def model_config(config: dict[str, Any], path: Path) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=values.size("max_position_embeddings"),
         rms_norm_eps=values.number("rms_norm_eps"),
-        hidden_act=_activation(values, "hidden_activation" if gemma else "hidden_act"),
+        hidden_act="swigluoai"
+        if gpt_oss
+        else _activation(values, "hidden_activation" if gemma else "hidden_act"),
         rope=rope,
         rope_local=rope_local,
         tie_word_embeddings=values.flag("tie_word_embeddings"),
-        attention_bias=biased or architecture == "qwen2",
+        attention_bias=biased
+        or architecture == "qwen2"
+        or (architecture == "qwen2_moe" and values.flag("qkv_bias")),
         attention_out_bias=biased,
         mlp_bias=architecture == "llama" and values.flag("mlp_bias"),
-        qk_norm=architecture in ("qwen3", "gemma3"),
+        qk_norm=architecture in _QK_NORM,
         sliding_window=window,
         layer_types=layer_types,
-        query_pre_attn_scalar=values.number("query_pre_attn_scalar") if gemma else None,
+        query_pre_attn_scalar=query_scalar(rope, mla) if mla else scalar,
         # Gemma 3's attn_logit_softcapping is a left-over of Gemma 2 that transformers does not apply.
         final_logit_softcapping=values.optional_number("final_logit_softcapping") if gemma else None,
         embedding_scale=math.sqrt(hidden) if gemma else None,
         norm_weight_offset=1.0 if gemma else 0.0,
         dtype=_dtype(data),
+        moe=moe_config(architecture, values),
+        mla=mla,
+        qk_norm_all_heads=architecture == "olmoe",
+        clip_qkv=values.optional_number("clip_qkv") if architecture == "olmoe" else None,
+        attention_sinks=gpt_oss,
+        swiglu_alpha=values.number("swiglu_alpha") if gpt_oss else 1.702,
+        swiglu_limit=values.number("swiglu_limit") if gpt_oss else 7.0,
         bos_token_id=next(iter(token_ids(data.get("bos_token_id"), "bos_token_id", path)), None),
         eos_token_ids=token_ids(data.get("eos_token_id"), "eos_token_id", path),
     )
+
+
+def _head_dim(values: Values, heads: int, hidden: int) -> int:
+    head_dim = values.optional_size("head_dim")
+    if head_dim is None and hidden % heads:
+        raise values.fail(
+            "hidden_size", f"a multiple of num_attention_heads = {heads} where head_dim is absent"
+        )
+    return head_dim or hidden // heads
 
 
 def _activation(values: Values, key: str) -> str:
@@ -242,7 +151,7 @@ def _dtype(data: dict[str, Any]) -> str:
 def token_ids(value: Any, key: str, path: Path) -> tuple[int, ...]:
     """A token id field, which may be null, a number or a list of numbers."""
     items = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(item) is int and 0 <= item < _MAX_SIZE for item in items):
+    if not all(type(item) is int and 0 <= item < MAX_SIZE for item in items):
         raise LoadError(f"{path}: {key}: expected a token id or a list of them, got {str(value)[:100]}")
     return tuple(items)
 
@@ -252,23 +161,17 @@ def _attention_pattern(architecture: str, values: Values) -> tuple[int | None, t
     layers = values.size("num_hidden_layers")
     if layers > MAX_LAYERS:
         raise values.fail("num_hidden_layers", f"at most {MAX_LAYERS}")
-    if architecture == "llama":
+    if architecture in ("llama", "olmoe", *DEEPSEEK):
         return None, ()
-    if architecture in ("mistral", "phi3"):
+    if architecture in ("mistral", "phi3", "mixtral"):
         return values.optional_size("sliding_window"), ()
-    window = values.optional_size("sliding_window")
-    if architecture in ("qwen2", "qwen3") and not values.flag("use_sliding_window"):
-        window = None
+    windowed = not architecture.startswith("qwen") or values.flag("use_sliding_window")
+    window = values.optional_size("sliding_window") if windowed else None
+    if architecture == "qwen3_moe":
+        return window, ()
     types = values.get("layer_types")
     if types is None:
-        if architecture == "gemma3":
-            period = values.size("sliding_window_pattern")
-            sliding = [(layer + 1) % period != 0 for layer in range(layers)]
-        else:
-            first = values.get("max_window_layers")
-            if type(first) is not int:
-                raise values.fail("max_window_layers", "an integer")
-            sliding = [window is not None and layer >= first for layer in range(layers)]
+        sliding = _sliding_layers(architecture, values, layers, windowed)
         types = ["sliding_attention" if flag else "full_attention" for flag in sliding]
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) != layers or not all(kind in known for kind in types):
@@ -278,3 +181,18 @@ def _attention_pattern(architecture: str, values: Values) -> tuple[int | None, t
     if window is None:
         raise values.fail("sliding_window", "a number, since layer_types has sliding layers")
     return window, tuple(types)
+
+
+def _sliding_layers(architecture: str, values: Values, layers: int, windowed: bool) -> list[bool]:
+    """Which layers slide where layer_types does not say it."""
+    if architecture == "gpt_oss":
+        return [layer % 2 == 0 for layer in range(layers)]
+    if architecture == "gemma3":
+        period = values.size("sliding_window_pattern")
+        return [(layer + 1) % period != 0 for layer in range(layers)]
+    bound = values.get("max_window_layers")
+    if type(bound) is not int:
+        raise values.fail("max_window_layers", "an integer")
+    if architecture == "qwen2_moe":
+        return [windowed and layer % 2 == 0 and layer < bound for layer in range(layers)]
+    return [windowed and layer >= bound for layer in range(layers)]

@@ -16,14 +16,21 @@ GEMMA3_THETA, GEMMA3_LOCAL_THETA = 1000000.0, 10000.0
 
 
 def rope_config(
-    data: dict[str, Any], max_positions: int, original: int | None, architecture: str, path: Path
+    data: dict[str, Any],
+    defaults: dict[str, Any],
+    max_positions: int,
+    original: int | None,
+    architecture: str,
+    path: Path,
 ) -> RopeConfig:
-    """original: the config's own original_max_position_embeddings, which wins over the one in the rope
+    """defaults: rope_theta, and rope_parameters as a whole, where the file has none.
+    original: the config's own original_max_position_embeddings, which wins over the one in the rope
     fields."""
-    fields = _fields(data, path)
+    fields = _fields(data, path) or dict(defaults.get("rope_parameters", {}))
     if any(isinstance(value, dict) for value in fields.values()):
         fields = _one_of_nested(fields, path)
-    fields.setdefault("rope_theta", data.get("rope_theta", DEFAULT_THETA))
+    theta = defaults.get("rope_theta", DEFAULT_THETA)
+    fields.setdefault("rope_theta", data.get("rope_theta", theta))
     if data.get("partial_rotary_factor") is not None:
         fields.setdefault("partial_rotary_factor", data["partial_rotary_factor"])
     if architecture == "phi3" and _kind(fields) in ("su", "yarn"):
