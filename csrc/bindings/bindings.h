@@ -16,5 +16,8 @@ void bind_reshape_and_cache(pybind11::module_& m);
 void bind_rope_and_cache(pybind11::module_& m);
 void bind_swap_blocks(pybind11::module_& m);
 void bind_gather_blocks(pybind11::module_& m);  // gather_blocks, scatter_blocks
+void bind_moe_routing(pybind11::module_& m);    // topk_softmax, topk_sigmoid, grouped_topk
+void bind_moe_align(pybind11::module_& m);
+void bind_moe_sum(pybind11::module_& m);
 
 }  // namespace inferx

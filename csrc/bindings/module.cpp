@@ -17,6 +17,9 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_rope_and_cache(m);
   inferx::bind_swap_blocks(m);
   inferx::bind_gather_blocks(m);
+  inferx::bind_moe_routing(m);
+  inferx::bind_moe_align(m);
+  inferx::bind_moe_sum(m);
 #ifdef INFERX_WITH_CUDA
   auto cuda = m.def_submodule("cuda", "The same functions for CUDA tensors.");
   inferx::bind_cuda_families(cuda);

@@ -24,6 +24,13 @@ from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack
 from inferx.ops.mla import concat_and_cache_mla, mla_attention
 from inferx.ops.norm import fused_add_rms_norm, rms_norm
 from inferx.ops.rotary import rotary_embedding
+from inferx.ops.routing import (
+    grouped_topk,
+    moe_align_block_size,
+    moe_sum,
+    topk_sigmoid,
+    topk_softmax,
+)
 from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_tokens, token_logprobs
 
 __all__ = [
@@ -42,9 +49,12 @@ __all__ = [
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",
+    "grouped_topk",
     "linear",
     "merge_attn_states",
     "mla_attention",
+    "moe_align_block_size",
+    "moe_sum",
     "pack_weight",
     "packed_nbytes",
     "paged_attention",
@@ -58,4 +68,6 @@ __all__ = [
     "silu_and_mul",
     "swap_blocks",
     "token_logprobs",
+    "topk_sigmoid",
+    "topk_softmax",
 ]
