@@ -272,7 +272,7 @@ def test_gemma3_names(tmp_path: Path) -> None:
 
 
 def test_unknown_architectures_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"m\.gguf: architecture 'mamba' is not supported.*gemma3, llama"):
+    with pytest.raises(LoadError, match=r"m\.gguf: architecture 'mamba' is not supported.*gemma3, .*llama"):
         GGUFCheckpoint(tiny_gguf.write(tmp_path / "m.gguf", architecture="mamba"))
 
 

@@ -2,63 +2,97 @@
 
 Tensor names come from the gguf package.  The converter's own choices are repeated here: rows of q and k are
 interleaved for Llama, Gemma's norms are stored as 1 + w, Phi-3 keeps its fused matrices, Llama 3.1's scaling
-and longrope's factors become tensors.
+and longrope's factors become tensors, experts are stacked, and DeepSeek's kv_b is taken apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from gguf_metadata import write_metadata
+from gguf_tensors import Layout, Piece, pieces_of
+from tests.ops.packed_weights import SCALES, random_source, with_scales
 from transformers import PreTrainedModel
 
-from inferx.layers.rotary import inverse_frequencies
-from inferx.loader.config import RopeConfig
 from inferx.loader.gguf_file import GGUFFile
 
 TypeOf = Callable[[str], str]
-
-
-def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from (first half, second half) to pairs."""
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+# Formats that the gguf package reads and does not write.
+_READ_ONLY = ("Q4_K", "Q5_K", "Q6_K")
 
 
 def all_f32(name: str) -> str:
     return "F32"
 
 
-def write_gguf(model: PreTrainedModel, path: Path, architecture: str, type_of: TypeOf = all_f32) -> Path:
-    """type_of: GGML type name for each Hugging Face matrix name; vectors are F32 always."""
-    config = model.config
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    architecture: str,
+    type_of: TypeOf = all_f32,
+    layout: Layout | None = None,
+    blocks: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """type_of: GGML type name for each Hugging Face matrix name (of stacked experts
+    ``model.layers.N.mlp.experts.gate_proj.weight`` and so on); vectors and routers are F32 always.
+    blocks: what ``round_to_blocks`` returned for the same arguments; without it the matrices are quantised
+    here, which the gguf package cannot do for every type."""
     writer = gguf.GGUFWriter(path, architecture)
-    _write_metadata(writer, model, architecture)
-    names = gguf.get_tensor_name_map(
-        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture], config.num_hidden_layers
-    )
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        data = tensor.float().numpy()
-        if architecture == "llama" and "q_proj" in name:
-            data = _interleave(data, config.num_attention_heads)
-        if architecture == "llama" and "k_proj" in name:
-            data = _interleave(data, config.num_key_value_heads)
-        if architecture == "gemma3" and "norm" in name:
+    write_metadata(writer, model, architecture, layout is not None and layout.kv_b)
+    for piece in pieces_of(model, architecture, layout):
+        data = piece.view.float().numpy().reshape(piece.shape)
+        if architecture == "gemma3" and "norm" in piece.name:
             data = data + np.float32(1)
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None, name
-        kind = gguf.GGMLQuantizationType[type_of(name) if data.ndim == 2 else "F32"]
-        writer.add_tensor(target, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        kind = gguf.GGMLQuantizationType[type_of(piece.name) if piece.matrix else "F32"]
+        stored = None if blocks is None else blocks.get(piece.target)
+        if stored is None:
+            stored = gguf.quants.quantize(np.ascontiguousarray(data), kind)
+        writer.add_tensor(piece.target, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def round_to_blocks(
+    model: PreTrainedModel, architecture: str, type_of: TypeOf, layout: Layout | None = None
+) -> dict[str, np.ndarray]:
+    """Rounds the model's matrices in place to what their types can hold, and returns the data by tensor name.
+
+    Types that the gguf package cannot write get random blocks of the matrix's spread instead.
+    """
+    torch.manual_seed(0)
+    np.random.seed(0)
+    return {
+        piece.target: _round(piece, type_of(piece.name))
+        for piece in pieces_of(model, architecture, layout)
+        if piece.matrix
+    }
+
+
+def _round(piece: Piece, name: str) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType[name]
+    rows = np.ascontiguousarray(piece.view.float().numpy().reshape(-1, piece.shape[-1]))
+    stored = _random_blocks(rows, name) if name in _READ_ONLY else gguf.quants.quantize(rows, kind)
+    values = torch.from_numpy(gguf.quants.dequantize(stored, kind).copy())
+    piece.view.copy_(values.reshape(piece.view.shape))
+    return stored.reshape(*piece.shape[:-1], -1)
+
+
+def _random_blocks(rows: np.ndarray, name: str) -> np.ndarray:
+    data = random_source(name, *rows.shape)
+    kind = gguf.GGMLQuantizationType[name]
+    spread = rows.std() / gguf.quants.dequantize(data.numpy(), kind).std()
+    count, size = rows.shape[1] // 256, gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = data.numpy().reshape(rows.shape[0], count, size)
+    scales = [blocks[..., at : at + 2].copy().view("<f2")[..., 0] for at in SCALES[name]]
+    scaled = np.stack(scales, axis=-1).astype(np.float32) * spread
+    return with_scales(data, name, scaled.astype(np.float16)).numpy()
 
 
 def without_vocabulary(source: Path, target: Path) -> Path:
@@ -86,63 +120,3 @@ def without_vocabulary(source: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
-
-
-def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel, architecture: str) -> None:
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    # The converter asks for a vocabulary too; these names are never decoded.
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
-    writer.add_token_merges([])
-    if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
-    rope = config.rope_parameters
-    if architecture == "gemma3":
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-        rope = rope["full_attention"]
-    writer.add_rope_freq_base(rope["rope_theta"])
-    dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    writer.add_rope_dimension_count(dim)
-    _write_scaling(writer, rope, dim, config.max_position_embeddings)
-
-
-def _write_scaling(writer: gguf.GGUFWriter, rope: dict, dim: int, context: int) -> None:
-    kind = rope["rope_type"]
-    if kind == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    elif kind == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    elif kind == "llama3":
-        shared = ("rope_theta", "partial_rotary_factor")
-        fields = {key: value for key, value in rope.items() if key not in shared}
-        scaled = inverse_frequencies(
-            RopeConfig(theta=rope["rope_theta"], **fields),
-            dim,
-            rope["original_max_position_embeddings"],
-        )
-        plain = inverse_frequencies(RopeConfig(theta=rope["rope_theta"]), dim, context)
-        writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
-    elif kind == "longrope":
-        original = rope["original_max_position_embeddings"]
-        attention = np.sqrt(1 + np.log(context / original) / np.log(original))
-        writer.add_rope_scaling_orig_ctx_len(original)
-        writer.add_rope_scaling_attn_factors(float(attention))
-        for length in ("short", "long"):
-            factors = torch.tensor(rope[f"{length}_factor"], dtype=torch.float32)
-            writer.add_tensor(f"rope_factors_{length}.weight", factors.numpy())

@@ -7,9 +7,9 @@ from pathlib import Path
 from inferx.errors import LoadError
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
 from inferx.loader.config import ModelConfig
-from inferx.loader.gguf_config import INTERLEAVED_ROTARY, architecture_of, model_config
+from inferx.loader.gguf_config import INTERLEAVED_ROTARY, architecture_of, extra_blocks, model_config
 from inferx.loader.gguf_file import GGUFFile, GGUFTensor
-from inferx.loader.gguf_names import ROPE_TENSORS, canonical_name
+from inferx.loader.gguf_names import ROPE_TENSORS, block_number, canonical_name
 from inferx.loader.gguf_tokenizer import tokenizer_json
 from inferx.loader.layout import parts_of
 from inferx.loader.mla import rotary_rows
@@ -33,8 +33,10 @@ class GGUFCheckpoint(Checkpoint):
 
     def _canonical_tensors(self) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
+        first_extra = self.config.num_hidden_layers
+        extra = range(first_extra, first_extra + extra_blocks(self._file, self._architecture))
         for name, stored in self._file.tensors.items():
-            if name in ROPE_TENSORS:
+            if name in ROPE_TENSORS or block_number(name) in extra:
                 continue
             for canonical, source, shape in _sources_of(self._architecture, self.config, stored, self.path):
                 if canonical in infos:

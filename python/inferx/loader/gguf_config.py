@@ -7,13 +7,16 @@ from array import array
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from inferx.errors import LoadError
-from inferx.loader.config import ModelConfig, RopeConfig
+from inferx.loader.config import ModelConfig, MoEConfig, RopeConfig
 from inferx.loader.gguf_file import FLOAT_DTYPES, GGUFFile
+from inferx.loader.gguf_keys import Keys
+from inferx.loader.gguf_moe_config import WITH_EXPERTS, latent_attention, moe_config
+from inferx.loader.mla import query_scalar
 
-# general.architecture -> ours.  Mistral's dense models are published as "llama".
+# general.architecture -> ours.  Mistral's models are published as "llama", both DeepSeek-V2 and V3 as
+# "deepseek2": see _canonical_architecture.
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "mistral",
@@ -21,6 +24,11 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma3": "gemma3",
     "phi3": "phi3",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "deepseek2": "deepseek_v2",
+    "gpt-oss": "gpt_oss",
 }
 # Architectures whose q and k rows the converter reordered for interleaved rotary.
 INTERLEAVED_ROTARY = ("llama", "mistral")
@@ -44,51 +52,6 @@ END_OF_TURN_TOKENS = (
 _CONTROL = 3
 
 
-class _Keys:
-    """Typed access to ``{architecture}.{key}``; LoadError when a value is missing or of the wrong kind."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self._file = file
-        self._prefix = architecture
-
-    def _name(self, key: str) -> str:
-        return f"{self._prefix}.{key}"
-
-    def given(self, key: str) -> bool:
-        """Whether the key is there and not zero, which writers use for "none"."""
-        value = self._file.metadata.get(self._name(key))
-        return value is not None and not (isinstance(value, (int, float)) and value == 0)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._file.metadata.get(self._name(key), default)
-        if isinstance(value, array) and len(set(value)) == 1:
-            value = value[0]  # one entry per layer, all equal
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-            raise LoadError(
-                f"{self._file.path}: metadata {self._name(key)!r} must be a positive integer, got {value}"
-            )
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """Positive; the bounds keep later arithmetic finite."""
-        value: Any = self._file.metadata.get(self._name(key), default)
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not 1e-12 <= value <= 1e12:
-            raise LoadError(
-                f"{self._file.path}: metadata {self._name(key)!r} must be a positive number, got {value}"
-            )
-        return float(value)
-
-    def text(self, key: str, default: str) -> str:
-        value = self._file.metadata.get(self._name(key), default)
-        if not isinstance(value, str):
-            raise LoadError(f"{self._file.path}: metadata {self._name(key)!r} must be a string, got {value}")
-        return value
-
-    def raw(self, key: str) -> Any:
-        return self._file.metadata.get(self._name(key))
-
-
 def architecture_of(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -102,13 +65,13 @@ def architecture_of(file: GGUFFile) -> str:
 def model_config(file: GGUFFile) -> ModelConfig:
     """LoadError when the architecture is unknown or a needed key is missing or senseless."""
     name = architecture_of(file)
-    keys = _Keys(file, name)
+    keys = Keys(file, name)
     parts = file.metadata.get("split.count")
     if isinstance(parts, int) and parts > 1:
         raise LoadError(
             f"{file.path}: one part of a split GGUF; merge the parts first (llama-gguf-split --merge)"
         )
-    if keys.given("expert_count"):
+    if keys.given("expert_count") and name not in WITH_EXPERTS:
         raise LoadError(
             f"{file.path}: mixture-of-experts files of architecture {name!r} are not supported yet"
         )
@@ -117,33 +80,43 @@ def model_config(file: GGUFFile) -> ModelConfig:
     )
     if layers > MAX_LAYERS:
         raise LoadError(f"{file.path}: block_count must be at most {MAX_LAYERS}, got {layers}")
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    if keys.integer("attention.value_length", head_dim) != head_dim:
+    if extra_blocks(file, name) >= layers:
+        raise keys.fail("nextn_predict_layers", f"below block_count = {layers}")
+    layers -= extra_blocks(file, name)
+    mla = latent_attention(file, keys) if name == "deepseek2" else None
+    moe = moe_config(file, keys, name, layers)
+    head_dim = mla.qk_head_dim if mla else keys.integer("attention.key_length", hidden // heads)
+    if mla is None and keys.integer("attention.value_length", head_dim) != head_dim:
         raise LoadError(f"{file.path}: keys and values of different lengths are not supported")
+    rope = _rope(file, keys, mla.qk_rope_head_dim if mla else head_dim)
+    scale = keys.optional_number("attention.scale")
     config = ModelConfig(
-        architecture=ARCHITECTURES[name],
+        architecture=_canonical_architecture(name, moe),
         vocab_size=_vocab_size(file, hidden),
         hidden_size=hidden,
         intermediate_size=keys.integer("feed_forward_length"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=keys.integer("attention.head_count_kv", heads),
+        # Newer files call latent attention attention with one key-value head.
+        num_key_value_heads=heads if mla else keys.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         max_position_embeddings=keys.integer("context_length"),
         rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-5),
-        rope=_rope(file, keys, head_dim),
+        rope=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        qk_norm=name in ("qwen3", "gemma3"),
-        sliding_window=keys.integer("attention.sliding_window")
-        if keys.given("attention.sliding_window")
-        else None,
-        query_pre_attn_scalar=keys.number("attention.scale") ** -2 if keys.given("attention.scale") else None,
-        attn_logit_softcapping=_optional(keys, "attn_logit_softcapping"),
-        final_logit_softcapping=_optional(keys, "final_logit_softcapping"),
+        qk_norm=name in ("qwen3", "gemma3", "qwen3moe", "olmoe"),
+        sliding_window=keys.optional_integer("attention.sliding_window"),
+        query_pre_attn_scalar=query_scalar(rope, mla) if mla else scale and scale**-2,
+        attn_logit_softcapping=keys.optional_number("attn_logit_softcapping"),
+        final_logit_softcapping=keys.optional_number("final_logit_softcapping"),
         dtype=_unquantised_dtype(file),
+        moe=moe,
+        mla=mla,
+        qk_norm_all_heads=name == "olmoe",
+        clip_qkv=keys.optional_number("attention.clamp_kqv") if name == "olmoe" else None,
         bos_token_id=_token_id(file, "bos"),
         eos_token_ids=eos_token_ids(file),
     )
@@ -151,11 +124,22 @@ def model_config(file: GGUFFile) -> ModelConfig:
         raise LoadError(
             f"{file.path}: {heads} query heads are no multiple of {config.num_key_value_heads} KV heads"
         )
+    if name == "gpt-oss":
+        return _gpt_oss(config, keys)
     return _gemma3(config, keys, file.path) if name == "gemma3" else config
 
 
-def _optional(keys: _Keys, key: str) -> float | None:
-    return keys.number(key) if keys.given(key) else None
+def extra_blocks(file: GGUFFile, architecture: str) -> int:
+    """The last blocks of a file that predict further tokens: counted with the others, and not run."""
+    return Keys(file, architecture).optional_integer("nextn_predict_layers") or 0
+
+
+def _canonical_architecture(name: str, moe: MoEConfig | None) -> str:
+    if name in INTERLEAVED_ROTARY and moe is not None:
+        return "mixtral"
+    if name == "deepseek2" and moe is not None and moe.scoring == "sigmoid":
+        return "deepseek_v3"
+    return ARCHITECTURES[name]
 
 
 def _vocab_size(file: GGUFFile, hidden: int) -> int:
@@ -175,7 +159,7 @@ def _vocab_size(file: GGUFFile, hidden: int) -> int:
     return embedding.shape[0]
 
 
-def _gemma3(config: ModelConfig, keys: _Keys, path: Path) -> ModelConfig:
+def _gemma3(config: ModelConfig, keys: Keys, path: Path) -> ModelConfig:
     pattern = keys.raw("attention.sliding_window_pattern")
     if isinstance(pattern, array):  # one flag per layer: true = sliding
         sliding = [bool(flag) for flag in pattern]
@@ -200,7 +184,21 @@ def _gemma3(config: ModelConfig, keys: _Keys, path: Path) -> ModelConfig:
     )
 
 
-def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
+def _gpt_oss(config: ModelConfig, keys: Keys) -> ModelConfig:
+    """What the converter leaves to the reader."""
+    window = keys.integer("attention.sliding_window")
+    kinds = ("sliding_attention", "full_attention")
+    return replace(
+        config,
+        hidden_act="swigluoai",
+        rope=replace(config.rope, truncate=False),
+        sliding_window=window,
+        layer_types=tuple(kinds[layer % 2] for layer in range(config.num_hidden_layers)),
+        attention_sinks=True,
+    )
+
+
+def _rope(file: GGUFFile, keys: Keys, head_dim: int) -> RopeConfig:
     theta = keys.number("rope.freq_base", 10000.0)
     rotary_dim = keys.integer("rope.dimension_count", head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
@@ -223,7 +221,7 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
     long_factor = _factors(file, "rope_factors_long.weight", rotary_dim)
     short_factor = _factors(file, "rope_factors_short.weight", rotary_dim)
     if long_factor and short_factor:
-        attention = _optional(keys, "rope.scaling.attn_factor")
+        attention = keys.optional_number("rope.scaling.attn_factor")
         return replace(
             rope,
             rope_type="longrope",
@@ -236,9 +234,9 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
     return _scaled(file, keys, rope)
 
 
-def _scaled(file: GGUFFile, keys: _Keys, rope: RopeConfig) -> RopeConfig:
+def _scaled(file: GGUFFile, keys: Keys, rope: RopeConfig) -> RopeConfig:
     kind = keys.text("rope.scaling.type", "none")
-    factor = _optional(keys, "rope.scaling.factor") or _optional(keys, "rope.scale_linear") or 1.0
+    factor = keys.optional_number("rope.scaling.factor") or keys.optional_number("rope.scale_linear") or 1.0
     if kind == "none" and keys.given("rope.scale_linear"):
         kind = "linear"
     if kind in ("none", "longrope") or factor == 1.0:
@@ -251,6 +249,9 @@ def _scaled(file: GGUFFile, keys: _Keys, rope: RopeConfig) -> RopeConfig:
         )
     context = keys.integer("context_length")
     scale = keys.number("rope.scaling.attn_factor", keys.number("rope.scaling.yarn_attn_factor", 1.0))
+    # DeepSeek's, whose mscale and mscale_all_dim are one number.
+    log_multiplier = keys.optional_number("rope.scaling.yarn_log_multiplier")
+    mscale = log_multiplier / 0.1 if log_multiplier else None
     return replace(
         rope,
         rope_type="yarn",
@@ -259,6 +260,8 @@ def _scaled(file: GGUFFile, keys: _Keys, rope: RopeConfig) -> RopeConfig:
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
         # The file's factor multiplies the usual one.
+        mscale=mscale,
+        mscale_all_dim=mscale,
         attention_factor=None if scale == 1.0 else scale * (0.1 * math.log(factor) + 1.0),
     )
 
