@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/checks/alignment.h"
 #include "bindings/checks/paged_attention.h"
 #include "bindings/cuda/device_call.h"
 #include "bindings/cuda/families.h"
@@ -19,24 +20,6 @@ constexpr const char* op = "paged_attention";
 // Splits are whole tiles of 64 keys of the kernels.
 constexpr int64_t kSplitUnit = 64;
 
-// Whether all rows of t (along its last dimension) begin at multiples of `bytes`.
-bool is_aligned(const TensorRef& t, int64_t bytes) {
-  if (reinterpret_cast<uintptr_t>(t.data) % bytes != 0) return false;
-  for (int i = 0; i + 1 < t.ndim; ++i) {
-    if (t.size(i) > 1 && t.stride(i) * static_cast<int64_t>(dtype_size(t.dtype)) % bytes != 0) return false;
-  }
-  return true;
-}
-
-void check_aligned(const char* name, const TensorRef& t, int64_t bytes) {
-  if (t.numel() == 0 || is_aligned(t, bytes)) return;
-  Arg(op, name, t)
-      .expected("rows that begin at multiples of " + std::to_string(bytes) + " bytes (address and strides)",
-                "shape " + shape_string(t) + " at an address of " +
-                    std::to_string(reinterpret_cast<uintptr_t>(t.data) % bytes) + " modulo " +
-                    std::to_string(bytes));
-}
-
 // What the tensor core kernels ask for beyond check_paged_attention.
 void check_tensor_core(const PagedAttentionArgs& args) {
   if (args.key_cache.dtype != DType::f8e4m3 && args.key_cache.dtype != args.query.dtype) {
@@ -49,10 +32,10 @@ void check_tensor_core(const PagedAttentionArgs& args) {
         .expected("a block size that is a multiple of 8", std::to_string(args.key_cache.size(1)));
   }
   const int64_t cache_bytes = args.key_cache.dtype == DType::f8e4m3 ? 8 : 16;
-  check_aligned("query", args.query, 16);
-  check_aligned("out", args.out, 16);
-  check_aligned("key_cache", args.key_cache, cache_bytes);
-  check_aligned("value_cache", args.value_cache, cache_bytes);
+  check_aligned(op, "query", args.query, 16);
+  check_aligned(op, "out", args.out, 16);
+  check_aligned(op, "key_cache", args.key_cache, cache_bytes);
+  check_aligned(op, "value_cache", args.value_cache, cache_bytes);
 }
 
 cuda::PagedAttentionParams make_params(const PagedAttentionArgs& args) {
@@ -157,7 +140,7 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
   if (workspace.given && !exact) {
     const Arg arg(op, "workspace", workspace.tensor);
     arg.dtype({DType::u8}).ndim(1).contiguous().same_device("query", query);
-    check_aligned("workspace", workspace.tensor, 16);
+    check_aligned(op, "workspace", workspace.tensor, 16);
     check_disjoint(op, "workspace", workspace.tensor, "out", out);
     check_disjoint(op, "workspace", workspace.tensor, "query", query);
     check_disjoint(op, "workspace", workspace.tensor, "key_cache", key_cache);

@@ -1,0 +1,91 @@
+#include "bindings/checks/mla_attention.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "bindings/cuda/device_call.h"
+#include "bindings/cuda/families.h"
+#include "kernels/mla_attention/params.h"
+
+namespace py = pybind11;
+
+namespace inferx {
+namespace {
+
+constexpr const char* op = "mla_attention";
+
+cuda::MlaAttentionParams make_params(const MlaAttentionArgs& args) {
+  const auto& [out, query, kv_cache, block_tables, cu_seqlens_q, seq_lens, lse, scale, value_dim] = args;
+  cuda::MlaAttentionParams p{};
+  p.query = query.data;
+  p.query_stride_token = query.stride(0);
+  p.query_stride_head = query.stride(1);
+  p.out = out.data;
+  p.out_stride_token = out.stride(0);
+  p.out_stride_head = out.stride(1);
+  p.dtype = query.dtype;
+  if (lse.given) {
+    p.lse = lse.ptr<float>();
+    p.lse_stride_token = lse.tensor.stride(0);
+    p.lse_stride_head = lse.tensor.stride(1);
+  }
+  p.key_cache = kv_cache.data;
+  p.key_stride_block = kv_cache.stride(0);
+  p.key_stride_slot = kv_cache.stride(1);
+  p.cache_dtype = kv_cache.dtype;
+  p.block_tables = block_tables.ptr<int32_t>();
+  p.block_tables_stride = block_tables.stride(0);
+  p.max_blocks = block_tables.size(1);
+  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
+  p.seq_lens = seq_lens.ptr<int32_t>();
+  p.batch = args.batch();
+  p.num_tokens = args.num_tokens();
+  p.num_heads = args.num_heads();
+  p.num_kv_heads = 1;
+  p.head_dim = args.key_dim();
+  p.value_dim = value_dim;
+  p.block_size = args.block_size();
+  p.num_blocks = args.num_blocks();
+  p.scale = static_cast<float>(scale);
+  return p;
+}
+
+void mla_attention(const TensorRef& out, const py::object& lse_object, const TensorRef& query,
+                   const TensorRef& kv_cache, const TensorRef& block_tables, const TensorRef& cu_seqlens_q,
+                   const TensorRef& seq_lens, double scale, int64_t value_dim,
+                   std::optional<int64_t> max_query_len, const py::object& workspace_object) {
+  const OptionalTensor lse(op, "lse", lse_object), workspace(op, "workspace", workspace_object);
+  DeviceCall call(op, "query", query);
+  const MlaAttentionArgs args{out,      query, kv_cache, block_tables, cu_seqlens_q,
+                              seq_lens, lse,   scale,    value_dim};
+  check_mla_attention(op, args, {DType::f32, DType::f16, DType::bf16}, {DType::f32, DType::f16, DType::bf16});
+  if (query.dtype != DType::f32 && kv_cache.dtype != query.dtype) {
+    Arg(op, "kv_cache", kv_cache)
+        .expected("dtype " + std::string(dtype_name(query.dtype)) + " as query", dtype_name(kv_cache.dtype));
+  }
+  if (max_query_len && *max_query_len < 0)
+    fail_expected(op, "max_query_len", "a number >= 0 or None", std::to_string(*max_query_len));
+
+  call.reads("query", query).reads("kv_cache", kv_cache).reads("block_tables", block_tables);
+  call.reads("cu_seqlens_q", cu_seqlens_q).reads("seq_lens", seq_lens).writes("out", out);
+  if (lse.given) call.writes("lse", lse.tensor);
+  cuda::MlaAttentionParams p = make_params(args);
+  p.max_query_len = std::min(max_query_len.value_or(p.num_tokens), p.num_tokens);
+  if (p.num_tokens == 0 || p.batch == 0) return;
+
+  call.run([&](void* stream) { return cuda::launch_mla_attention_exact(p, stream); });
+}
+
+}  // namespace
+
+void bind_cuda_mla_attention(py::module_& m) {
+  m.def("mla_attention", &mla_attention, py::arg("out"), py::arg("lse"), py::arg("query"),
+        py::arg("kv_cache"), py::arg("block_tables"), py::arg("cu_seqlens_q"), py::arg("seq_lens"),
+        py::arg("scale"), py::arg("value_dim"), py::arg("max_query_len") = py::none(),
+        py::arg("workspace") = py::none());
+}
+
+}  // namespace inferx
