@@ -42,8 +42,17 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
                 normal(parameter, 2.0 / parameter.shape[1] ** 0.5)
             elif "lm_head" in name:
                 normal(parameter, 3.0 / parameter.shape[1] ** 0.5)
+            elif parameter.ndim == 1:  # attention sinks
+                normal(parameter, 2.0)
             else:
-                normal(parameter, 1.5 / parameter.shape[1] ** 0.5)
+                # gpt-oss keeps its experts [E, inputs, outputs].
+                inputs = parameter.shape[
+                    -2 if "GptOss" in type(model).__name__ and parameter.ndim == 3 else -1
+                ]
+                normal(parameter, 1.5 / inputs**0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of scores between 0 and 1
+                normal(buffer, 0.3)
 
 
 def tiny_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
@@ -132,7 +141,7 @@ class PagedRunner:
         num_blocks = -(-tokens // block_size) + 3
         shape = model.kv_cache_shape(num_blocks, block_size)
         self.kv = [
-            (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+            tuple(torch.full(shape, torch.nan, dtype=dtype) for _ in range(model.kv_tensors))
             for _ in range(model.num_kv_layers)
         ]
         generator = torch.Generator().manual_seed(seed)

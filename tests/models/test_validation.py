@@ -84,6 +84,13 @@ def test_registry_knows_every_name() -> None:
         "qwen3",
         "gemma3",
         "phi3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "olmoe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt_oss",
     ]
     for family in FAMILIES:
         for name in (family.architecture, *family.hf_architectures, *family.gguf_architectures):

@@ -137,7 +137,9 @@ def plan_memory(
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one token in all layers."""
+    """Bytes of one token's keys and values, or of its latent, in all layers."""
+    if config.mla is not None:
+        return config.num_hidden_layers * config.mla.cache_dim * dtype.itemsize
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 

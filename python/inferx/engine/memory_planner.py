@@ -16,7 +16,8 @@ from inferx.engine.device_profile import measured_use
 from inferx.engine.memory import MemoryPlan, packed_weight_bytes, plan_memory
 from inferx.layers.placement import Placement
 from inferx.loader.checkpoint import Checkpoint
-from inferx.models.decoder import Decoder, rotary_table_bytes
+from inferx.models.decoder import Decoder
+from inferx.models.rotaries import rotary_table_bytes
 
 
 class MemoryPlanner:

@@ -18,7 +18,8 @@ from inferx.engine.sample_state import SampleState
 from inferx.engine.sampler import PendingSamples, Sampler, SampleResult
 from inferx.engine.scheduler_output import ScheduledSequence, SchedulerOutput
 from inferx.engine.staging import Staging
-from inferx.models.decoder import Decoder, KVCache
+from inferx.models.decoder import Decoder
+from inferx.models.layer import KVCache
 
 StateOf = Callable[[Sequence], SampleState]
 
@@ -80,7 +81,8 @@ class ModelRunner:
         self.kv = allocate_kv(model, num_blocks, block_size, kv_dtype)
         # Steps that may be launched before the first one's results are taken.
         self.steps_in_flight = 1 if staging is None else 2
-        self._keys, self._values = [k for k, _ in self.kv], [v for _, v in self.kv]
+        # A cache of latents has no values.
+        self._keys, self._values = [c[0] for c in self.kv], [c[1] for c in self.kv if len(c) > 1]
         self._staging = staging
         self._graphs = graphs
         self._sampled: torch.Tensor | None = None  # by the last launch
@@ -176,22 +178,23 @@ class ModelRunner:
 
 
 def allocate_kv(model: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[KVCache]:
-    """Key and value cache of each layer, logical shape [num_blocks, block_size, kv heads, head_dim].
+    """The cache of each layer, its keys and its values (or its latents), each of ``model.kv_cache_shape``:
+    [num_blocks, block_size, kv heads, head_dim].
 
     Blocks are laid out head-major, so that attention reads one head's keys of a block in one go.  Not
     initialised: on the CPU pages are taken when first written, and unwritten slots are never read.
     """
     blocks, size, heads, head_dim = model.kv_cache_shape(num_blocks, block_size)
-    layers, device = model.num_kv_layers, model.placement.device
+    layers, tensors, device = model.num_kv_layers, model.kv_tensors, model.placement.device
 
     def cache() -> torch.Tensor:
         return torch.empty(blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(1, 2)
 
     if not model.placement.dense:
-        return [(cache(), cache()) for _ in range(layers)]
+        return [tuple(cache() for _ in range(tensors)) for _ in range(layers)]
     # One allocation, which an allocator that rounds each up cannot make larger than planned.
-    pool = torch.empty(layers, 2, blocks, heads, size, head_dim, dtype=dtype, device=device).transpose(3, 4)
-    return [(layer[0], layer[1]) for layer in pool]
+    pool = torch.empty(layers, tensors, blocks, heads, size, head_dim, dtype=dtype, device=device)
+    return [tuple(layer) for layer in pool.transpose(3, 4)]
 
 
 def make_runner(

@@ -11,6 +11,7 @@ from inferx.layers.linear import Linear, MergedLinear
 from inferx.layers.norm import RMSNorm
 from inferx.layers.placement import CPU, Placement
 from inferx.layers.rotary import RotaryRows
+from inferx.layers.vector import Vector
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,16 @@ class AttentionMetadata:
 class AttentionBuffers:
     """Scratch of one step, shared by all layers (they run one after another)."""
 
-    __slots__ = ("key", "output", "output_rows", "qkv", "query", "value")
+    __slots__ = ("key", "key_rows", "output", "output_rows", "qkv", "query", "query_rows", "value")
 
     def __init__(
         self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, placement: Placement = CPU
     ) -> None:
         q, kv = num_heads * head_dim, num_kv_heads * head_dim
         self.qkv = placement.empty(num_tokens, q + 2 * kv)
-        query, key, value = self.qkv.split([q, kv, kv], dim=1)
-        self.query = query.unflatten(1, (num_heads, head_dim))
-        self.key = key.unflatten(1, (num_kv_heads, head_dim))
+        self.query_rows, self.key_rows, value = self.qkv.split([q, kv, kv], dim=1)
+        self.query = self.query_rows.unflatten(1, (num_heads, head_dim))
+        self.key = self.key_rows.unflatten(1, (num_kv_heads, head_dim))
         self.value = value.unflatten(1, (num_kv_heads, head_dim))
         self.output = placement.empty(num_tokens, num_heads, head_dim)
         self.output_rows = self.output.view(num_tokens, q)
@@ -65,7 +66,9 @@ class KVScales:
 class Attention:
     """Grouped-query attention with rotary embedding, optional query/key norms, window and logit soft cap.
 
-    window: keys each query sees, itself included; 0 = all.  softcap: 0 = none.
+    window: keys each query sees, itself included; 0 = all.  softcap: 0 = none.  norm_all_heads: the norms
+    are over all heads of a token together, not over each.  clip: queries, keys and values are clamped to +-
+    this before they are rotated.  sinks: one more logit per head in the softmax, without a value.
     """
 
     qkv: Linear | MergedLinear
@@ -76,24 +79,26 @@ class Attention:
     softcap: float = 0.0
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    norm_all_heads: bool = False
+    clip: float | None = None
+    sinks: Vector | None = None
     scales: KVScales = field(default_factory=KVScales)
 
     def __call__(
         self,
         x: torch.Tensor,
         rotary: RotaryRows,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: tuple[torch.Tensor, ...],
         meta: AttentionMetadata,
         buffers: AttentionBuffers,
         out: torch.Tensor,
     ) -> None:
-        """x: [T, hidden] -> out, the same shape (may be x itself)."""
+        """x: [T, hidden] -> out, the same shape (may be x itself).  kv_cache: keys and values."""
         query, key = buffers.query, buffers.key
         self.qkv(x, buffers.qkv)
-        if self.query_norm is not None:
-            self.query_norm(query, out=query)
-        if self.key_norm is not None:
-            self.key_norm(key, out=key)
+        self._normalise(buffers)
+        if self.clip is not None:
+            buffers.qkv.clamp_(-self.clip, self.clip)
         key_cache, value_cache = kv_cache
         scales = self.scales
         ops.rope_and_cache(
@@ -118,9 +123,19 @@ class Attention:
             self.scale,
             window=self.window,
             softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.values,
             k_scale=scales.key,
             v_scale=scales.value,
             max_query_len=meta.max_query_len,
             out=buffers.output,
         )
         self.output(buffers.output_rows, out)
+
+    def _normalise(self, buffers: AttentionBuffers) -> None:
+        query, key = buffers.query, buffers.key
+        if self.norm_all_heads:
+            query, key = buffers.query_rows, buffers.key_rows
+        if self.query_norm is not None:
+            self.query_norm(query, out=query)
+        if self.key_norm is not None:
+            self.key_norm(key, out=key)

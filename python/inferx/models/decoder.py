@@ -9,8 +9,8 @@ A family overrides what differs: which tensors make up a layer, and what its con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,47 +19,16 @@ from inferx.layers.attention import Attention, AttentionBuffers, AttentionMetada
 from inferx.layers.linear import AnyLinear
 from inferx.layers.mlp import GATED_ACTIVATIONS, MLP, MLPBuffers
 from inferx.layers.norm import RMSNorm
-from inferx.layers.rotary import RotaryEmbedding, RotaryRows
-from inferx.layers.rotary_device import DeviceRotary, table_bytes
+from inferx.layers.rotary import RotaryEmbedding
+from inferx.layers.rotary_device import DeviceRotary
 from inferx.loader.config import ModelConfig
+from inferx.models.layer import AnyAttention, AnyMLP, DecoderLayer, KVCache
+from inferx.models.rotaries import layer_rotaries
 from inferx.models.validation import validate_config
-from inferx.models.weights import WeightPlan
+from inferx.models.weights import ParameterCount, WeightPlan
 
 # On the CPU rotary tables grow as needed.
 MAX_POSITIONS = 2**31 - 1
-KVCache = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass
-class DecoderLayer:
-    """One layer.  The ``*_output_norm`` are Gemma's norms on a branch before it joins the residual stream."""
-
-    attention_norm: RMSNorm
-    attention: Attention
-    mlp_norm: RMSNorm
-    mlp: MLP
-    attention_output_norm: RMSNorm | None = None
-    mlp_output_norm: RMSNorm | None = None
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        rotary: RotaryRows,
-        kv_cache: KVCache,
-        meta: AttentionMetadata,
-        attention_buffers: AttentionBuffers,
-        mlp_buffers: MLPBuffers,
-    ) -> None:
-        """In place: residual += x (what the layer before produced), then x = this layer's MLP output."""
-        self.attention_norm.add(x, residual)
-        self.attention(x, rotary, kv_cache, meta, attention_buffers, out=x)
-        if self.attention_output_norm is not None:
-            self.attention_output_norm(x, out=x)
-        self.mlp_norm.add(x, residual)
-        self.mlp(x, mlp_buffers, out=x)
-        if self.mlp_output_norm is not None:
-            self.mlp_output_norm(x, out=x)
 
 
 class Decoder:
@@ -73,11 +42,13 @@ class Decoder:
     architecture: ClassVar[str]
     hf_architectures: ClassVar[tuple[str, ...]]
     gguf_architectures: ClassVar[tuple[str, ...]]
+    # Of "moe" and "mla", the parts of a configuration that the family knows.
+    parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig, weights: WeightPlan) -> None:
         """Declares every weight; they are there after ``weights.load()``."""
         self.config = config = self.complete(config)
-        validate_config(config, str(weights.source))
+        validate_config(config, str(weights.source), self.parts)
         self._plan = weights
         self.placement = weights.placement
         self._embedding_scale = _rounded(config.embedding_scale, self.placement.dtype)
@@ -91,7 +62,7 @@ class Decoder:
         else:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
         self.num_positions = 0 if self.placement.dense else MAX_POSITIONS
-        self._rotary: list[RotaryEmbedding | DeviceRotary] = list(self._build_rotary())
+        self._rotary: list[RotaryEmbedding | DeviceRotary] = list(layer_rotaries(config))
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -106,7 +77,7 @@ class Decoder:
             attention_norm=self.build_norm(weights, f"{prefix}.input_layernorm"),
             attention=self.build_attention(weights, f"{prefix}.self_attn", index),
             mlp_norm=self.build_norm(weights, f"{prefix}.post_attention_layernorm"),
-            mlp=self.build_mlp(weights, f"{prefix}.mlp"),
+            mlp=self.build_mlp(weights, f"{prefix}.mlp", index),
         )
 
     def build_norm(self, weights: WeightPlan, prefix: str, size: int | None = None) -> RMSNorm:
@@ -114,14 +85,12 @@ class Decoder:
         size = config.hidden_size if size is None else size
         return weights.norm(f"{prefix}.weight", size, config.rms_norm_eps, config.norm_weight_offset)
 
-    def build_attention(self, weights: WeightPlan, prefix: str, index: int) -> Attention:
+    def build_attention(self, weights: WeightPlan, prefix: str, index: int) -> AnyAttention:
         config = self.config
         scalar = config.query_pre_attn_scalar or config.head_dim
         query_size = config.num_attention_heads * config.head_dim
-        query_norm = key_norm = None
-        if config.qk_norm:
-            query_norm = self.build_norm(weights, f"{prefix}.q_norm", config.head_dim)
-            key_norm = self.build_norm(weights, f"{prefix}.k_norm", config.head_dim)
+        query_norm, key_norm = self.build_head_norms(weights, prefix)
+        sinks = config.attention_sinks
         return Attention(
             qkv=self.build_qkv(weights, prefix),
             output=weights.single(
@@ -133,7 +102,25 @@ class Decoder:
             softcap=config.attn_logit_softcapping or 0.0,
             query_norm=query_norm,
             key_norm=key_norm,
+            norm_all_heads=config.qk_norm_all_heads,
+            clip=config.clip_qkv,
+            sinks=weights.vector(f"{prefix}.sinks", config.num_attention_heads) if sinks else None,
             scales=weights.kv_scales(prefix, config.num_key_value_heads),
+        )
+
+    def build_head_norms(
+        self, weights: WeightPlan, prefix: str
+    ) -> tuple[RMSNorm, RMSNorm] | tuple[None, None]:
+        """Of queries and keys: each head's, or one over all heads."""
+        config = self.config
+        if not config.qk_norm and not config.qk_norm_all_heads:
+            return None, None
+        query_heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+        if not config.qk_norm_all_heads:
+            query_heads = key_heads = 1
+        return (
+            self.build_norm(weights, f"{prefix}.q_norm", query_heads * config.head_dim),
+            self.build_norm(weights, f"{prefix}.k_norm", key_heads * config.head_dim),
         )
 
     def build_qkv(self, weights: WeightPlan, prefix: str) -> AnyLinear:
@@ -143,26 +130,19 @@ class Decoder:
         sizes = [count * config.head_dim for count in heads]
         return weights.linear(names, sizes, config.hidden_size, bias=config.attention_bias)
 
-    def build_gate_up(self, weights: WeightPlan, prefix: str) -> AnyLinear:
+    def build_mlp(self, weights: WeightPlan, prefix: str, index: int) -> AnyMLP:
         config = self.config
+        return self.build_plain_mlp(weights, prefix, config.intermediate_size, bias=config.mlp_bias)
+
+    def build_plain_mlp(self, weights: WeightPlan, prefix: str, size: int, *, bias: bool = False) -> MLP:
+        """size: of the intermediate."""
+        hidden = self.config.hidden_size
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        return weights.linear(names, [config.intermediate_size] * 2, config.hidden_size, bias=config.mlp_bias)
-
-    def build_mlp(self, weights: WeightPlan, prefix: str) -> MLP:
-        config = self.config
         return MLP(
-            gate_up=self.build_gate_up(weights, prefix),
-            down=weights.single(
-                f"{prefix}.down_proj", config.hidden_size, config.intermediate_size, bias=config.mlp_bias
-            ),
-            activation=GATED_ACTIVATIONS[config.hidden_act],
+            gate_up=weights.linear(names, [size] * 2, hidden, bias=bias),
+            down=weights.single(f"{prefix}.down_proj", hidden, size, bias=bias),
+            activation=GATED_ACTIVATIONS[self.config.hidden_act],
         )
-
-    def _build_rotary(self) -> list[RotaryEmbedding]:
-        """One for each layer; layers with the same parameters share it."""
-        config = self.config
-        shared, local = _rotaries(config)
-        return [local if config.window_of(i) else shared for i in range(config.num_hidden_layers)]
 
     def prepare(self, max_model_len: int) -> None:
         """On a device: rotary tables there, for positions below ``max_model_len``.  Before the first step."""
@@ -191,12 +171,11 @@ class Decoder:
 
         input_ids, positions, rope_lens: int64 [T].  rope_lens: the sequence length that dynamic and longrope
         frequencies are taken for (a prompt token's is the prompt's length, an output token's its position +
-        1); other types ignore it.  kv: (key_cache, value_cache) of each layer, written at attn.slot_mapping.
+        1); other types ignore it.  kv: the cache of each layer, written at attn.slot_mapping.
         Returns the normalised hidden states [T, hidden_size], in ``out`` where given.
         """
-        config, placement = self.config, self.placement
-        if len(kv) != config.num_hidden_layers:
-            raise ValueError(f"kv: expected {config.num_hidden_layers} pairs of caches, got {len(kv)}")
+        if len(kv) != self.num_kv_layers:
+            raise ValueError(f"kv: expected {self.num_kv_layers} layers' caches, got {len(kv)}")
         num_tokens = input_ids.shape[0]
         x = ops.embedding(input_ids, self._embedding.weight, out=out)
         if self._embedding_scale is not None:
@@ -204,14 +183,22 @@ class Decoder:
         # Layers add their input to the stream first, so the embedding enters an empty stream: e + 0 = e.
         residual = torch.zeros_like(x)
         rows = {rotary: rotary.rows(positions, rope_lens) for rotary in dict.fromkeys(self._rotary)}
-        attention_buffers = AttentionBuffers(
-            num_tokens, config.num_attention_heads, config.num_key_value_heads, config.head_dim, placement
-        )
-        mlp_buffers = MLPBuffers(num_tokens, config.intermediate_size, placement)
+        attention_buffers = self.attention_buffers(num_tokens)
+        mlp_buffers = self.mlp_buffers(num_tokens)
         for layer, rotary, cache in zip(self.layers, self._rotary, kv, strict=True):
             layer(x, residual, rows[rotary], cache, attn, attention_buffers, mlp_buffers)
         self.norm.add(x, residual)
         return x
+
+    def attention_buffers(self, num_tokens: int) -> Any:
+        """Scratch of one step for what ``build_attention`` builds."""
+        config = self.config
+        heads = config.num_attention_heads, config.num_key_value_heads
+        return AttentionBuffers(num_tokens, *heads, config.head_dim, self.placement)
+
+    def mlp_buffers(self, num_tokens: int) -> MLPBuffers:
+        """Scratch of one step for what ``build_mlp`` builds."""
+        return MLPBuffers(num_tokens, self.config.intermediate_size, self.placement)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -231,14 +218,22 @@ class Decoder:
         """Bytes of all weights in memory; a tied table counts once."""
         return self._plan.weight_bytes
 
+    @property
+    def parameters(self) -> ParameterCount:
+        return self._plan.parameters
+
+    @property
+    def kv_tensors(self) -> int:
+        """Tensors that each layer's cache consists of."""
+        return 2
+
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
-        """Shape of each layer's key cache and value cache."""
+        """Shape of each of them."""
         return (num_blocks, block_size, self.config.num_key_value_heads, self.config.head_dim)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values of one token in all layers, for a cache of ``dtype``."""
-        config = self.config
-        return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        """Bytes of one token's cache in all layers, for a cache of ``dtype``."""
+        return self.num_kv_layers * self.kv_tensors * math.prod(self.kv_cache_shape(1, 1)) * dtype.itemsize
 
     def prefix_cache_key(self, prompt_len: int) -> str | None:
         """Requests may share cached blocks only if equal in this: rotated keys can depend on the length."""
@@ -250,16 +245,3 @@ class Decoder:
 def _rounded(value: float | None, dtype: torch.dtype) -> float | None:
     """Rounded to ``dtype``: transformers keeps the embedding's scale in the type of the weights."""
     return None if value is None else float(torch.tensor(value, dtype=dtype))
-
-
-def _rotaries(config: ModelConfig) -> tuple[RotaryEmbedding, RotaryEmbedding]:
-    """Of layers that see everything, and of those with a window."""
-    shared = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
-    if config.rope_local is None:
-        return shared, shared
-    return shared, RotaryEmbedding(config.rope_local, config.head_dim, config.max_position_embeddings)
-
-
-def rotary_table_bytes(config: ModelConfig, max_model_len: int) -> int:
-    """Bytes of the tables that ``Decoder.prepare`` makes, at most."""
-    return sum(table_bytes(rotary, max_model_len) for rotary in dict.fromkeys(_rotaries(config)))

@@ -22,7 +22,7 @@ def fill(target: torch.Tensor, raw: RawTensor) -> None:
         piece = target[start : start + rows]
         data = raw.data[start : start + rows]
         if raw.info.quantised:
-            data = _dequantized(data, raw.info, tuple(piece.shape))
+            data = dequantized(data, raw.info, tuple(piece.shape))
         piece.copy_(converted(data, target.dtype, raw.info))
 
 
@@ -42,7 +42,8 @@ def converted(data: torch.Tensor, dtype: torch.dtype, info: TensorInfo) -> torch
     return result
 
 
-def _dequantized(data: torch.Tensor, info: TensorInfo, shape: tuple[int, ...]) -> torch.Tensor:
+def dequantized(data: torch.Tensor, info: TensorInfo, shape: tuple[int, ...]) -> torch.Tensor:
+    """float32 ``shape`` of a quantised tensor ``info``'s rows ``data``."""
     try:
         return ops.pack_weight(data, info.dtype, shape).dequantize()
     except ValueError as error:

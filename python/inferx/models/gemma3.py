@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inferx.loader.config import ModelConfig
-from inferx.models.decoder import Decoder, DecoderLayer
+from inferx.models.decoder import Decoder
+from inferx.models.layer import DecoderLayer
 from inferx.models.weights import WeightPlan
 
 
@@ -27,6 +28,6 @@ class Gemma3(Decoder):
             attention=self.build_attention(weights, f"{prefix}.self_attn", index),
             attention_output_norm=self.build_norm(weights, f"{prefix}.post_attention_layernorm"),
             mlp_norm=self.build_norm(weights, f"{prefix}.pre_feedforward_layernorm"),
-            mlp=self.build_mlp(weights, f"{prefix}.mlp"),
+            mlp=self.build_mlp(weights, f"{prefix}.mlp", index),
             mlp_output_norm=self.build_norm(weights, f"{prefix}.post_feedforward_layernorm"),
         )

@@ -6,15 +6,35 @@ from inferx.errors import LoadError
 from inferx.layers.placement import CPU, Placement
 from inferx.loader.checkpoint import Checkpoint
 from inferx.models.decoder import Decoder
+from inferx.models.deepseek import DeepseekV2, DeepseekV3
 from inferx.models.gemma3 import Gemma3
+from inferx.models.gpt_oss import GptOss
 from inferx.models.llama import Llama
 from inferx.models.mistral import Mistral
+from inferx.models.mixtral import Mixtral
+from inferx.models.olmoe import Olmoe
 from inferx.models.phi3 import Phi3
 from inferx.models.qwen2 import Qwen2
+from inferx.models.qwen2_moe import Qwen2MoE
 from inferx.models.qwen3 import Qwen3
+from inferx.models.qwen3_moe import Qwen3MoE
 from inferx.models.weights import Progress, WeightPlan
 
-FAMILIES: tuple[type[Decoder], ...] = (Llama, Mistral, Qwen2, Qwen3, Gemma3, Phi3)
+FAMILIES: tuple[type[Decoder], ...] = (
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Gemma3,
+    Phi3,
+    Mixtral,
+    Qwen2MoE,
+    Qwen3MoE,
+    Olmoe,
+    DeepseekV2,
+    DeepseekV3,
+    GptOss,
+)
 _BY_NAME = {
     name: family
     for family in FAMILIES

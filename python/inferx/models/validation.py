@@ -5,10 +5,15 @@ from __future__ import annotations
 from inferx.errors import LoadError
 from inferx.layers.mlp import GATED_ACTIVATIONS
 from inferx.layers.rotary import rotary_dim
-from inferx.loader.config import ModelConfig, RopeConfig
+from inferx.loader.config import MLAConfig, ModelConfig, MoEConfig, RopeConfig
+from inferx.models.rotaries import rotary_head_dim
 
-# What the attention op takes.
-HEAD_DIM_MULTIPLE, MAX_HEAD_DIM = 8, 256
+# What the attention ops take.
+HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, MAX_LATENT_DIM = 8, 256, 1024
+# What the routing ops take.
+MAX_EXPERTS = 512
+# Of experts only: a plain MLP has no op for it.
+EXPERT_ACTIVATIONS = ("swigluoai",)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 POSITIVE_FIELDS = (
@@ -23,8 +28,9 @@ POSITIVE_FIELDS = (
 )
 
 
-def validate_config(config: ModelConfig, source: str) -> None:
-    """source: the checkpoint's path, for messages.  Raises LoadError naming the field and its value."""
+def validate_config(config: ModelConfig, source: str, parts: tuple[str, ...] = ()) -> None:
+    """source: the checkpoint's path, for messages.  parts: of "moe" and "mla", those that the family knows.
+    Raises LoadError naming the field and its value."""
 
     def require(condition: bool, message: str) -> None:
         if not condition:
@@ -38,19 +44,91 @@ def validate_config(config: ModelConfig, source: str) -> None:
         f"num_attention_heads ({config.num_attention_heads}) must be a multiple of num_key_value_heads "
         f"({config.num_key_value_heads})",
     )
+    for part in ("moe", "mla"):
+        given = getattr(config, part) is not None
+        require(not given or part in parts, f"{part} must not be set for {config.architecture}")
+    require(config.mla is not None or "mla" not in parts, f"mla must be set for {config.architecture}")
     require(
-        config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM,
+        config.mla is not None
+        or (config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM),
         f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, got {config.head_dim}",
     )
     require(config.rms_norm_eps >= 0, f"rms_norm_eps must not be negative, got {config.rms_norm_eps}")
+    activations = (*GATED_ACTIVATIONS, *(EXPERT_ACTIVATIONS if _has_experts_only(config) else ()))
     require(
-        config.hidden_act in GATED_ACTIVATIONS,
-        f"hidden_act must be one of {', '.join(GATED_ACTIVATIONS)}, got {config.hidden_act!r}",
+        config.hidden_act in activations,
+        f"hidden_act must be one of {', '.join(activations)}, got {config.hidden_act!r}",
     )
+    require(
+        config.clip_qkv is None or config.clip_qkv > 0, f"clip_qkv must be above 0, got {config.clip_qkv}"
+    )
+    if config.moe is not None:
+        _validate_moe(config.moe, config.num_hidden_layers, source)
+    if config.mla is not None:
+        _validate_mla(config.mla, source)
     _validate_windows(config, source)
     for name, rope in (("rope", config.rope), ("rope_local", config.rope_local)):
         if rope is not None:
-            _validate_rope(rope, name, config.head_dim, source)
+            _validate_rope(rope, name, rotary_head_dim(config), source)
+
+
+def _has_experts_only(config: ModelConfig) -> bool:
+    moe = config.moe
+    return moe is not None and all(moe.layers) and not moe.shared_intermediate_size
+
+
+def _validate_moe(moe: MoEConfig, num_layers: int, source: str) -> None:
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise LoadError(f"{source}: moe: {message}")
+
+    count = moe.num_experts
+    require(1 <= count <= MAX_EXPERTS, f"num_experts must be from 1 to {MAX_EXPERTS}, got {count}")
+    require(1 <= moe.top_k <= count, f"top_k must be from 1 to num_experts ({count}), got {moe.top_k}")
+    require(moe.intermediate_size >= 1, f"intermediate_size must be at least 1, got {moe.intermediate_size}")
+    require(len(moe.layers) == num_layers, f"layers has {len(moe.layers)} entries for {num_layers} layers")
+    require(moe.scoring in ("softmax", "sigmoid"), f"scoring must be softmax or sigmoid, got {moe.scoring!r}")
+    groups, top = moe.num_groups, moe.top_groups
+    require(
+        groups >= 1 and count % groups == 0, f"num_groups must divide num_experts ({count}), got {groups}"
+    )
+    require(1 <= top <= groups, f"top_groups must be from 1 to num_groups ({groups}), got {top}")
+    require(
+        moe.top_k <= count // groups * top,
+        f"top_k ({moe.top_k}) must be at most the experts of top_groups ({top}) groups, "
+        f"{count // groups * top}",
+    )
+    # A group's score is then the sum of its two best experts'.
+    require(
+        groups == 1 or not moe.score_bias or count // groups >= 2,
+        f"num_groups ({groups}) leaves less than 2 of {count} experts to a group",
+    )
+    shared = moe.shared_intermediate_size
+    require(shared >= 0, f"shared_intermediate_size must not be negative, got {shared}")
+    require(bool(shared) or not moe.shared_gate, "shared_gate is set, but there is no shared expert")
+
+
+def _validate_mla(mla: MLAConfig, source: str) -> None:
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise LoadError(f"{source}: mla: {message}")
+
+    for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        value = getattr(mla, name)
+        require(value >= 1, f"{name} must be at least 1, got {value}")
+    require(
+        mla.q_lora_rank is None or mla.q_lora_rank >= 1,
+        f"q_lora_rank must be at least 1, got {mla.q_lora_rank}",
+    )
+    require(
+        mla.kv_lora_rank % HEAD_DIM_MULTIPLE == 0,
+        f"kv_lora_rank must be a multiple of {HEAD_DIM_MULTIPLE}, got {mla.kv_lora_rank}",
+    )
+    require(
+        mla.cache_dim % HEAD_DIM_MULTIPLE == 0 and mla.cache_dim <= MAX_LATENT_DIM,
+        f"kv_lora_rank + qk_rope_head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_LATENT_DIM}, "
+        f"got {mla.cache_dim}",
+    )
 
 
 def _validate_windows(config: ModelConfig, source: str) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,13 +20,24 @@ from inferx import ops
 from inferx.errors import LoadError
 from inferx.layers.attention import KVScales
 from inferx.layers.linear import AnyLinear, Linear, MergedLinear
+from inferx.layers.mla import HeadMatrices
+from inferx.layers.moe import Experts
 from inferx.layers.norm import RMSNorm
 from inferx.layers.placement import CPU, Placement
+from inferx.layers.vector import Vector
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
-from inferx.models import dense
+from inferx.models import dense, stacks
 from inferx.ops import AnyWeight, DenseWeight, PackedWeight
 
 Progress = Callable[[int], None]
+
+
+class _InMemory(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Counted = TypeVar("Counted", bound=_InMemory)
 
 DTYPES = {
     "float32": ("F32", torch.float32),
@@ -37,6 +50,16 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale")
 V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale")
 MAX_NAMES_IN_MESSAGE = 5
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """total: elements of all weights, which take the memory.  active: of those that one token computes with:
+    everything but the experts that its router does not choose.  The embedding table and the head count in
+    whole in both, as in the figures that models are published with, and once where they are one."""
+
+    total: int
+    active: int
 
 
 class Matrix:
@@ -75,6 +98,7 @@ class WeightPlan:
         self._steps: list[Callable[[], None]] = []
         self._declared: set[str] = set()
         self._bytes_read = 0
+        self._total = self._idle = 0  # parameters
         self.source = checkpoint.path
         self.weight_bytes = 0  # of the weights in memory, complete after load()
 
@@ -85,15 +109,13 @@ class WeightPlan:
         names = [names] if isinstance(names, str) else list(names)
         sizes = [sizes] if isinstance(sizes, int) else list(sizes)
         infos = [
-            self._declare(f"{name}.weight", (size, in_features))
+            self.declare(f"{name}.weight", (size, in_features))
             for name, size in zip(names, sizes, strict=True)
         ]
         if bias:
             for name, size in zip(names, sizes, strict=True):
-                self._declare(f"{name}.bias", (size,))
-        groups = [
-            list(group) for _, group in groupby(range(len(names)), key=lambda i: self._target(infos[i]))
-        ]
+                self.declare(f"{name}.bias", (size,))
+        groups = [list(group) for _, group in groupby(range(len(names)), key=lambda i: self.target(infos[i]))]
         if len(groups) == 1:
             layer = Linear()
             self._add_fill(layer, names, bias)
@@ -111,28 +133,66 @@ class WeightPlan:
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """``name`` [rows, columns], by itself."""
-        self._declare(name, (rows, columns))
+        self.declare(name, (rows, columns))
         target = Matrix()
 
         def fill() -> None:
             target.weight = self._weight([name])
 
-        self._steps.append(fill)
+        self.add_step(fill)
         return target
+
+    def float32(self, name: str, rows: int, columns: int) -> Linear:
+        """``NAME.weight`` [rows, columns] for float32 inputs, on a device too."""
+        if not self.placement.dense:
+            return self.single(name, rows, columns)
+        self.declare(f"{name}.weight", (rows, columns))
+        layer = Linear()
+
+        def fill() -> None:
+            target = torch.empty(rows, columns, device=self.placement.device)
+            dense.fill(target, self.read(f"{name}.weight"))
+            layer.weight = self.count(DenseWeight(target))
+
+        self.add_step(fill)
+        return layer
+
+    def vector(self, name: str, size: int) -> Vector:
+        """``name`` [size] as float32."""
+        self.declare(name, (size,))
+        vector = Vector()
+
+        def fill() -> None:
+            vector.values = self.count(self.read_vector(name).to(self.placement.device))
+
+        self.add_step(fill)
+        return vector
+
+    def experts(
+        self, prefix: str, num_experts: int, intermediate: int, hidden: int, *, top_k: int, bias: bool = False
+    ) -> Experts:
+        """``PREFIX.{e}.{gate,up,down}_proj`` of all experts as two stacks; top_k of them work on a token."""
+        return stacks.experts(self, prefix, num_experts, intermediate, hidden, top_k=top_k, bias=bias)
+
+    def latent_up(
+        self, prefix: str, num_heads: int, rank: int, nope: int, value: int
+    ) -> tuple[HeadMatrices, HeadMatrices]:
+        """W_UK, transposed, and W_UV of latent attention: from ``PREFIX.kv_b_proj``, or from
+        ``PREFIX.k_b_proj`` and ``v_b_proj``."""
+        return stacks.latent_up(self, prefix, num_heads, rank, nope, value)
 
     def norm(self, name: str, size: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """The RMSNorm that multiplies by ``offset + name`` [size]."""
-        self._declare(name, (size,))
+        self.declare(name, (size,))
         norm = RMSNorm(eps)
 
         def fill() -> None:
-            weight = self._vector(name)
+            weight = self.read_vector(name)
             if offset:
                 weight += offset
-            norm.weight = weight.to(self.placement.device)
-            self.weight_bytes += norm.weight.nbytes
+            norm.weight = self.count(weight.to(self.placement.device))
 
-        self._steps.append(fill)
+        self.add_step(fill)
         return norm
 
     def kv_scales(self, prefix: str, num_kv_heads: int) -> KVScales:
@@ -154,6 +214,9 @@ class WeightPlan:
             return False
         first, second = self._checkpoint.read(name), self._checkpoint.read(other)
         return first.data.dtype == second.data.dtype and torch.equal(first.data, second.data)
+
+    def has(self, name: str) -> bool:
+        return name in self._checkpoint.tensors
 
     def ignore(self, name: str) -> None:
         """The tensor may be there and is not needed."""
@@ -177,7 +240,15 @@ class WeightPlan:
         for step in steps:
             step()
 
-    def _declare(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+    @property
+    def parameters(self) -> ParameterCount:
+        """Of everything declared."""
+        return ParameterCount(self._total, self._total - self._idle)
+
+    # -- For those who declare layers ------------------------------------------------------------------------
+
+    def declare(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The tensor will be read.  LoadError when the checkpoint has none of this shape."""
         info = self._checkpoint.tensors.get(name)
         if info is None:
             raise LoadError(f"{self.source}: tensor {name} is missing")
@@ -187,13 +258,54 @@ class WeightPlan:
                 f"the configuration implies {list(shape)}"
             )
         self._declared.add(name)
+        self.add_parameters(shape)
         return info
 
-    def _target(self, info: TensorInfo) -> str:
+    def add_parameters(self, shape: tuple[int, ...]) -> None:
+        self._total += math.prod(shape)
+
+    def note_idle(self, count: int) -> None:
+        """That many of the declared parameters do not work on a token."""
+        self._idle += count
+
+    def add_step(self, step: Callable[[], None]) -> None:
+        """To be run by ``load``, in the order of declaration."""
+        self._steps.append(step)
+
+    def count(self, weight: Counted) -> Counted:
+        """A weight that is in memory now."""
+        self.weight_bytes += weight.nbytes
+        return weight
+
+    def target(self, info: TensorInfo) -> str:
         """The type that the tensor is packed from; on a device all have one."""
         if self.placement.dense:
             return "dense"
         return info.dtype if info.quantised or self._dtype == "auto" else DTYPES[self._dtype][0]
+
+    def read_vector(self, name: str) -> torch.Tensor:
+        """A copy of its own, float32."""
+        raw = self.read(name)
+        if raw.info.quantised:
+            raise LoadError(
+                f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector"
+            )
+        return raw.data.to(torch.float32, copy=True)
+
+    def read(self, name: str) -> RawTensor:
+        raw = self._checkpoint.read(name)
+        self._bytes_read += raw.data.nbytes
+        if self._progress is not None:
+            self._progress(self._bytes_read)
+        return raw
+
+    def converted(self, raw: RawTensor) -> torch.Tensor:
+        """In the type of ``target``."""
+        if self.target(raw.info) == raw.info.dtype:
+            return raw.data
+        return dense.converted(raw.data, DTYPES[self._dtype][1], raw.info)
+
+    # -----------------------------------------------------------------------------------------------------
 
     def _add_scale(self, scales: KVScales, attribute: str, name: str, num_kv_heads: int) -> None:
         info = self._checkpoint.tensors[name]
@@ -207,27 +319,24 @@ class WeightPlan:
             return
 
         def fill() -> None:
-            values = self._vector(name).flatten()
+            values = self.read_vector(name).flatten()
             if not bool((values.isfinite() & (values > 0)).all()):
                 raise LoadError(f"{info.file}: tensor {name}: expected scales above 0, got {values.tolist()}")
             setattr(scales, attribute, values.to(self.placement.device))
 
-        self._steps.append(fill)
+        self.add_step(fill)
 
     def _add_fill(self, layer: Linear, names: list[str], bias: bool) -> None:
-        self._steps.append(lambda: self._fill(layer, names, bias))
+        self.add_step(lambda: self._fill(layer, names, bias))
 
     def _fill(self, layer: Linear, names: list[str], bias: bool) -> None:
         layer.weight = self._weight([f"{name}.weight" for name in names])
         if bias:
-            vectors = [self._vector(f"{name}.bias") for name in names]
-            layer.bias = torch.cat(vectors).to(self.placement.device, self.placement.dtype)
-            self.weight_bytes += layer.bias.nbytes
+            vectors = [self.read_vector(f"{name}.bias") for name in names]
+            layer.bias = self.count(torch.cat(vectors).to(self.placement.device, self.placement.dtype))
 
     def _weight(self, names: list[str]) -> AnyWeight:
-        weight = self._dense(names) if self.placement.dense else self._pack(names)
-        self.weight_bytes += weight.nbytes
-        return weight
+        return self.count(self._dense(names)) if self.placement.dense else self.count(self._pack(names))
 
     def _dense(self, names: list[str]) -> DenseWeight:
         """The matrices under one another, each read when its turn comes."""
@@ -235,35 +344,15 @@ class WeightPlan:
         rows = [info.shape[0] for info in infos]
         target = self.placement.empty(sum(rows), infos[0].shape[1])
         for name, part in zip(names, target.split(rows), strict=True):
-            dense.fill(part, self._read(name))
+            dense.fill(part, self.read(name))
         return DenseWeight(target)
 
     def _pack(self, names: list[str]) -> PackedWeight:
-        raws = [self._read(name) for name in names]
-        tensors = [self._convert(raw) for raw in raws]
+        raws = [self.read(name) for name in names]
+        tensors = [self.converted(raw) for raw in raws]
         data = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         rows = sum(raw.info.shape[0] for raw in raws)
         try:
-            return ops.pack_weight(data, self._target(raws[0].info), (rows, raws[0].info.shape[1]))
+            return ops.pack_weight(data, self.target(raws[0].info), (rows, raws[0].info.shape[1]))
         except ValueError as error:
             raise LoadError(f"{raws[0].info.file}: tensor {', '.join(names)}: {error}") from error
-
-    def _vector(self, name: str) -> torch.Tensor:
-        raw = self._read(name)
-        if raw.info.quantised:
-            raise LoadError(
-                f"{raw.info.file}: tensor {name} is {raw.info.dtype}, expected an unquantised vector"
-            )
-        return raw.data.to(torch.float32, copy=True)
-
-    def _read(self, name: str) -> RawTensor:
-        raw = self._checkpoint.read(name)
-        self._bytes_read += raw.data.nbytes
-        if self._progress is not None:
-            self._progress(self._bytes_read)
-        return raw
-
-    def _convert(self, raw: RawTensor) -> torch.Tensor:
-        if self._target(raw.info) == raw.info.dtype:
-            return raw.data
-        return dense.converted(raw.data, DTYPES[self._dtype][1], raw.info)

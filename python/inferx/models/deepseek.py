@@ -1,0 +1,83 @@
+"""DeepSeek V2 and V3: latent attention, leading layers with a plain MLP, then many small experts chosen from
+groups, beside one for all tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from inferx.layers.mla import LatentAttention, MLABuffers, QueryProjection
+from inferx.loader.config import MLAConfig, ModelConfig
+from inferx.models.layer import AnyAttention
+from inferx.models.moe import MoEDecoder
+from inferx.models.weights import WeightPlan
+
+
+class DeepseekV2(MoEDecoder):
+    architecture = "deepseek_v2"
+    hf_architectures = ("DeepseekV2ForCausalLM",)
+    # Files of V3 have the name too; the loader tells the two apart.
+    gguf_architectures: ClassVar[tuple[str, ...]] = ("deepseek2",)
+    parts: ClassVar[tuple[str, ...]] = ("moe", "mla")
+    float32_router = True
+
+    @property
+    def mla(self) -> MLAConfig:
+        mla = self.config.mla
+        assert mla is not None, "validate_config asks for it"
+        return mla
+
+    def build_attention(self, weights: WeightPlan, prefix: str, index: int) -> AnyAttention:
+        config, mla = self.config, self.mla
+        heads = config.num_attention_heads
+        w_uk, w_uv = weights.latent_up(prefix, heads, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.v_head_dim)
+        return LatentAttention(
+            query=self.build_query(weights, prefix),
+            kv_a=weights.single(
+                f"{prefix}.kv_a_proj_with_mqa", mla.cache_dim, config.hidden_size, bias=config.attention_bias
+            ),
+            kv_norm=self.build_norm(weights, f"{prefix}.kv_a_layernorm", mla.kv_lora_rank),
+            w_uk=w_uk,
+            w_uv=w_uv,
+            output=weights.single(
+                f"{prefix}.o_proj", config.hidden_size, heads * mla.v_head_dim, bias=config.attention_out_bias
+            ),
+            scale=attention_scale(config, mla),
+            kv_lora_rank=mla.kv_lora_rank,
+        )
+
+    def build_query(self, weights: WeightPlan, prefix: str) -> QueryProjection:
+        config, mla = self.config, self.mla
+        size, rank = config.num_attention_heads * mla.qk_head_dim, mla.q_lora_rank
+        if rank is None:
+            return QueryProjection(weights.single(f"{prefix}.q_proj", size, config.hidden_size))
+        return QueryProjection(
+            a=weights.single(f"{prefix}.q_a_proj", rank, config.hidden_size, bias=config.attention_bias),
+            norm=self.build_norm(weights, f"{prefix}.q_a_layernorm", rank),
+            b=weights.single(f"{prefix}.q_b_proj", size, rank),
+        )
+
+    def attention_buffers(self, num_tokens: int) -> MLABuffers:
+        return MLABuffers(num_tokens, self.config.num_attention_heads, self.mla, self.placement)
+
+    @property
+    def kv_tensors(self) -> int:
+        return 1
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
+        return (num_blocks, block_size, 1, self.mla.cache_dim)
+
+
+class DeepseekV3(DeepseekV2):
+    architecture = "deepseek_v3"
+    hf_architectures = ("DeepseekV3ForCausalLM",)
+    gguf_architectures = ()
+
+
+def attention_scale(config: ModelConfig, mla: MLAConfig) -> float:
+    """Of query . key.  With YaRN, DeepSeek's factor for long contexts is in it, once for either side."""
+    scale = mla.qk_head_dim**-0.5
+    rope = config.rope
+    if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        return scale
+    return scale * (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
