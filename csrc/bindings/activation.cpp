@@ -14,7 +14,8 @@ void activate_and_mul(const char* op, cpu::Activation activation, const TensorRe
   const int64_t d = check_activate_and_mul(op, out, x);
   if (out.numel() == 0) return;
 
-  const cpu::ActivateAndMulParams params{activation, x.dtype, out.data, x.data, rows_of(out), rows_of(x), d};
+  const cpu::ActivateAndMulParams params{{activation}, x.dtype,    out.data, x.data,
+                                         rows_of(out), rows_of(x), d};
   py::gil_scoped_release nogil;
   cpu::activate_and_mul(params);
 }

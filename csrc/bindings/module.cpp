@@ -12,6 +12,8 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_sampling(m);
   inferx::bind_copy_blocks(m);
   inferx::bind_linear(m);
+  inferx::bind_experts(m);
+  inferx::bind_mla(m);
   inferx::bind_attention(m);
   inferx::bind_reshape_and_cache(m);
   inferx::bind_rope_and_cache(m);

@@ -10,17 +10,24 @@ enum class Activation {
   silu,       // z sigmoid(z)
   gelu,       // z Phi(z), by erf
   gelu_tanh,  // its approximation z sigmoid(2 sqrt(2/pi) (z + 0.044715 z^3))
+  swigluoai,  // gpt-oss: z sigmoid(alpha z) with z at most limit, times 1 + up with up within +-limit
+};
+
+struct GatedActivation {
+  Activation f;
+  float alpha = 0, limit = 0;  // of swigluoai
 };
 
 struct ActivationKernels {
   // One row: out[i] = f(gate[i]) * up[i] for i < d, all of `dtype`, computed in float32, rounded once.
-  void (*activate_and_mul_row)(Activation f, DType dtype, void* out, const void* gate, const void* up,
-                               int64_t d);
+  // `out` may be `gate`.
+  void (*activate_and_mul_row)(const GatedActivation& f, DType dtype, void* out, const void* gate,
+                               const void* up, int64_t d);
 };
 INFERX_DECLARE_KERNELS(ActivationKernels, activation_kernels)
 
 struct ActivateAndMulParams {
-  Activation activation;
+  GatedActivation activation;
   DType dtype;
   void* out;
   const void* x;  // rows of 2 d

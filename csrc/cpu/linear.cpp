@@ -1,49 +1,15 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "cpu/parallel.h"
+#include "cpu/scratch.h"
 
 namespace inferx::cpu {
 
 INFERX_SELECT_KERNELS(LinearKernels, linear_kernels)
 
 namespace {
-
-// Memory of the calling thread that its next call uses again, up to a size worth keeping.
-class Scratch {
- public:
-  float* floats(int64_t count) {
-    if (count > size_) {
-      memory_.reset();  // first, so that the two are never held at once
-      size_ = 0;
-      memory_.reset(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64})));
-      size_ = count;
-    }
-    return memory_.get();
-  }
-  void trim() {
-    constexpr int64_t kKept = int64_t{16} << 20;  // floats: 64 MB
-    if (size_ > kKept) {
-      memory_.reset();
-      size_ = 0;
-    }
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { ::operator delete(p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float, Free> memory_;
-  int64_t size_ = 0;
-};
-thread_local Scratch scratch;
-
-// A second thread is worth its start (some microseconds) for no less than this; in multiply-adds of four
-// rows, since up to there the weights' way from memory decides.
-constexpr int64_t kWorkPerThread = 1 << 19;
 
 int64_t grain_for(int64_t rows, int64_t weights_per_item) {
   return std::max<int64_t>(
@@ -54,7 +20,7 @@ int64_t grain_for(int64_t rows, int64_t weights_per_item) {
 Panels pack_panels(const LinearParams& p, int64_t first, int64_t rows, const LinearKernels& kernels) {
   const int64_t k = p.weight.k, groups = has_min(p.weight.format) ? k / kGroup : 0;
   const int64_t copied = rows == 1 ? 0 : rows * k;
-  float* x = scratch.floats(copied + rows * groups);
+  float* x = thread_scratch().floats(copied + rows * groups);
   float* sums = x + copied;
   const float* source = p.x + first * p.x_stride;
   Panels panels{copied ? x : source, sums, first, rows, (rows + kernels.panel_rows - 1) / kernels.panel_rows};
@@ -62,9 +28,10 @@ Panels pack_panels(const LinearParams& p, int64_t first, int64_t rows, const Lin
     for (int64_t i = begin; i < end; ++i) {
       const int64_t start = panels.start(i);
       const int size = static_cast<int>(panels.start(i + 1) - start);
-      const float* from = source + start * p.x_stride;
-      if (copied) kernels.pack_panel(from, p.x_stride, size, k, x + start * k);
-      if (groups) kernels.sum_groups(from, p.x_stride, size, groups, sums + start * groups);
+      const float* from[kMaxPanelRows];
+      for (int r = 0; r < size; ++r) from[r] = source + (start + r) * p.x_stride;
+      if (copied) kernels.pack_panel(from, size, k, x + start * k);
+      if (groups) kernels.sum_groups(from, size, groups, sums + start * groups);
     }
   });
   return panels;
@@ -95,7 +62,7 @@ void linear(const LinearParams& p) {
   for (int64_t first = 0; first < p.m; first += kRowsPerPass) {
     multiply(p, pack_panels(p, first, std::min(kRowsPerPass, p.m - first), kernels), kernels);
   }
-  scratch.trim();
+  thread_scratch().trim();
 }
 
 }  // namespace inferx::cpu

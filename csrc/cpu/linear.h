@@ -36,11 +36,19 @@ struct Panels {
   int64_t start(int64_t panel) const { return rows * panel / count; }
 };
 
+constexpr int kRowsPerCall = 120;  // most rows in a call of `multiply`
+constexpr int kMaxPanelRows = 8;   // on any instruction set
+
+// A second thread is worth its start (some microseconds) for no less than this; in multiply-adds of four
+// rows, since up to there the weights' way from memory decides.
+constexpr int64_t kWorkPerThread = 1 << 19;
+
 struct LinearKernels {
   int panel_rows;       // most rows in a panel
   int panels_per_call;  // most panels in a call of `multiply`
-  void (*pack_panel)(const float* x, int64_t x_stride, int rows, int64_t k, float* packed);
-  void (*sum_groups)(const float* x, int64_t x_stride, int rows, int64_t groups, float* sums);
+  // x: where each of the panel's rows is.
+  void (*pack_panel)(const float* const* x, int rows, int64_t k, float* packed);
+  void (*sum_groups)(const float* const* x, int rows, int64_t groups, float* sums);
   // Panels [first, last) times one tile.
   void (*multiply)(const LinearParams& params, const Panels& panels, int64_t first, int64_t last,
                    int64_t tile);

@@ -24,27 +24,38 @@ inline F gelu_tanh(F z) {
   return z / (splat(1.0f) + exp(splat(-0x1.988454p0f) * inner));
 }
 
+inline F swigluoai(F gate, F up, F alpha, F limit) {
+  gate = select(gate > limit, limit, gate);  // NaN stays
+  up = select(up > limit, limit, up);
+  up = select(up < -limit, -limit, up);
+  return gate / (splat(1.0f) + exp(-(alpha * gate))) * (up + splat(1.0f));
+}
+
+// f(gate, up)
 template <class T, class Function>
 inline void activate_and_mul(T* out, const T* gate, const T* up, int64_t d, const Function& f) {
   for_each_vector(d, [&](int64_t i, int64_t count) {
-    store(out + i, f(load(gate + i, count)) * load(up + i, count), count);
+    store(out + i, f(load(gate + i, count), load(up + i, count)), count);
   });
 }
 
-void activate_and_mul_row(Activation activation, DType dtype, void* out, const void* gate, const void* up,
-                          int64_t d) {
+void activate_and_mul_row(const GatedActivation& activation, DType dtype, void* out, const void* gate,
+                          const void* up, int64_t d) {
+  const F alpha = splat(activation.alpha), limit = splat(activation.limit);
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     auto* o = static_cast<T*>(out);
     auto* g = static_cast<const T*>(gate);
     auto* u = static_cast<const T*>(up);
-    switch (activation) {
+    switch (activation.f) {
       case Activation::silu:
-        return activate_and_mul(o, g, u, d, [](F z) { return silu(z); });
+        return activate_and_mul(o, g, u, d, [](F z, F y) { return silu(z) * y; });
       case Activation::gelu:
-        return activate_and_mul(o, g, u, d, [](F z) { return gelu(z); });
+        return activate_and_mul(o, g, u, d, [](F z, F y) { return gelu(z) * y; });
       case Activation::gelu_tanh:
-        return activate_and_mul(o, g, u, d, [](F z) { return gelu_tanh(z); });
+        return activate_and_mul(o, g, u, d, [](F z, F y) { return gelu_tanh(z) * y; });
+      case Activation::swigluoai:
+        return activate_and_mul(o, g, u, d, [&](F z, F y) { return swigluoai(z, y, alpha, limit); });
     }
   });
 }

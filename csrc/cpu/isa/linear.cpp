@@ -10,8 +10,9 @@
 namespace inferx::cpu::INFERX_ISA {
 namespace {
 
-// 120 rows share what is decoded or read of a tile; their totals take 15 KB.
-constexpr int kPanelsPerCall = 120 / kPanelRows;
+// The rows of a call share what is decoded or read of a tile; their totals take 15 KB.
+constexpr int kPanelsPerCall = kRowsPerCall / kPanelRows;
+static_assert(kPanelRows <= kMaxPanelRows);
 
 // Decoding into the buffer costs a store and a load per vector: it pays from this many rows on (measured),
 // and for codes whose decoding takes more instructions than the multiply-adds leave room for.

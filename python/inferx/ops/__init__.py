@@ -19,6 +19,7 @@ from inferx.ops.cache import (
 )
 from inferx.ops.cascade import cascade_attention
 from inferx.ops.embedding import embedding
+from inferx.ops.experts import PackedExperts, batched_linear, pack_experts, packed_experts_nbytes
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
 from inferx.ops.mla import concat_and_cache_mla, mla_attention
@@ -36,9 +37,11 @@ from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_to
 __all__ = [
     "AnyWeight",
     "DenseWeight",
+    "PackedExperts",
     "PackedWeight",
     "SampleStatus",
     "apply_logits_processors",
+    "batched_linear",
     "build_info",
     "cascade_attention",
     "concat_and_cache_mla",
@@ -55,7 +58,9 @@ __all__ = [
     "mla_attention",
     "moe_align_block_size",
     "moe_sum",
+    "pack_experts",
     "pack_weight",
+    "packed_experts_nbytes",
     "packed_nbytes",
     "paged_attention",
     "reshape_and_cache_flash",

@@ -10,7 +10,7 @@ from inferx import _C
 
 __all__ = ["AnyWeight", "DenseWeight", "PackedWeight", "linear", "pack_weight", "packed_nbytes"]
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 class PackedWeight:
@@ -85,7 +85,7 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
     Args:
         data: for F32, F16 and BF16 a tensor [N, K] of that type; for a GGML block type uint8 [N, bytes per
             row].  Rows may be strided; it may be a view of a read-only file.
-        dtype: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K.
+        dtype: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4.
         shape: (N, K), any sizes for the float types, K a multiple of the block (32, or 256 for the K types)
             for the others.
 
@@ -96,8 +96,8 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
         raise ValueError(f"pack_weight: shape: expected (N, K), got {tuple(shape)}")
     n, k = shape
     nbytes = _C.packed_nbytes(dtype, n, k)
-    memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % _ALIGNMENT
+    memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % ALIGNMENT
     buffer = memory[start : start + nbytes]
     return PackedWeight(_C.pack_weight(buffer, data, dtype, n, k), buffer)
 
