@@ -12,6 +12,8 @@ cmake=$(dirname "$python")/cmake
 "$cmake" --build "$build" "$@"
 target=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/inferx
 for module in "$build"/_C.*.so; do
+  # A symbol that nobody defines shows only here, and a module that cannot be loaded would stop everybody.
+  "$python" -c 'import ctypes, os, sys, torch; ctypes.CDLL(os.path.abspath(sys.argv[1]), os.RTLD_NOW)' "$module"
   cp "$module" "$target/.$(basename "$module").new"
   mv "$target/.$(basename "$module").new" "$target/$(basename "$module")"
 done

@@ -11,7 +11,7 @@ namespace {
 
 struct SourceBlock {
   uint8_t codes[256];
-  uint16_t d, m;
+  uint16_t d, m;  // e8m0: d is a byte
   uint8_t scales[16], mins[8];
 };
 
@@ -117,6 +117,10 @@ void read_block(WeightFormat format, const uint8_t* p, SourceBlock& block) {
     case WeightFormat::q6_k:
       read_q6_k(p, block);
       break;
+    case WeightFormat::mxfp4:
+      block.d = p[0];
+      read_nibbles(p + 1, 16, block.codes);
+      break;
     default:
       break;
   }
@@ -166,7 +170,11 @@ void write_group(Codes kind, const uint8_t* codes, uint32_t* words) {
 void write_block(WeightFormat format, const SourceBlock& block, int column, uint8_t* packed) {
   const FormatTraits& t = traits_of(format);
   const HeaderLayout header = header_layout(format);
-  std::memcpy(packed + 2 * column, &block.d, 2);
+  if (t.scales == Scales::e8m0) {
+    packed[column] = static_cast<uint8_t>(block.d);
+  } else {
+    std::memcpy(packed + 2 * column, &block.d, 2);
+  }
   if (header.m) std::memcpy(packed + header.m + 2 * column, &block.m, 2);
   for (int u = 0; header.scale && u < t.block / t.unit; ++u) {
     packed[header.scale + u * kTileColumns + column] = block.scales[u];

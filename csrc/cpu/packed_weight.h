@@ -14,6 +14,8 @@
 //     5 bit: the four words of 4 bit, then one word whose bit k is the fifth bit of code k
 //     6 bit: the four words of 4 bit, then two words with the upper two bits of 16 codes each
 //     8 bit: word c has k = 4c .. 4c+3, signed, from the low byte up
+//     e2m1:  as 4 bit; codes stand for the doubled values 0, 1, 2, 3, 4, 6, 8, 12, with 8 added for the
+//     negative
 //
 // Float formats have no header and store [32 k][32 columns] elements.  N is padded to the tile and K of the
 // float formats to the group, with zeros.  A block format's packed size is its source's, up to 3 % for 6-bit
@@ -27,14 +29,15 @@ namespace inferx::cpu {
 constexpr int kTileColumns = 32;  // two AVX-512, four AVX2, eight 128-bit vectors
 constexpr int kGroup = 32;        // k per group of codes: the smallest GGML block
 
-enum class WeightFormat : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
-constexpr int kWeightFormats = 11;
+enum class WeightFormat : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
+constexpr int kWeightFormats = 12;
 
-enum class Codes : uint8_t { f32, f16, bf16, c4, c5, c6, c8 };
+enum class Codes : uint8_t { f32, f16, bf16, c4, c5, c6, c8, e2m1 };
 
 // none: floats.  d: one f16 per group.  dm: f16 d and m per group.  k: f16 per block times int8 per 16 k.
 // km: f16 d and dmin per block, times uint8 scale and min per group; m = -dmin * min.
-enum class Scales : uint8_t { none, d, dm, k, km };
+// e8m0: a power of two per group, as its biased exponent (OCP Microscaling Formats, 2023).
+enum class Scales : uint8_t { none, d, dm, k, km, e8m0 };
 
 // All that the layout of a format follows from.
 struct FormatTraits {
@@ -53,7 +56,7 @@ constexpr FormatTraits kFormatTraits[kWeightFormats] = {
     {"Q4_1", Codes::c4, Scales::dm, 0, 32, 32, 20},     {"Q5_0", Codes::c5, Scales::d, 16, 32, 32, 22},
     {"Q5_1", Codes::c5, Scales::dm, 0, 32, 32, 24},     {"Q8_0", Codes::c8, Scales::d, 0, 32, 32, 34},
     {"Q4_K", Codes::c4, Scales::km, 0, 256, 32, 144},   {"Q5_K", Codes::c5, Scales::km, 0, 256, 32, 176},
-    {"Q6_K", Codes::c6, Scales::k, 32, 256, 16, 210},
+    {"Q6_K", Codes::c6, Scales::k, 32, 256, 16, 210},   {"MXFP4", Codes::e2m1, Scales::e8m0, 0, 32, 32, 17},
 };
 
 constexpr const FormatTraits& traits_of(WeightFormat format) {
@@ -66,12 +69,12 @@ constexpr bool has_min(WeightFormat format) {
 
 // Bytes of one group's codes for the 32 columns.
 constexpr int group_bytes(WeightFormat format) {
-  constexpr int words[] = {32, 16, 16, 4, 5, 6, 8};
+  constexpr int words[] = {32, 16, 16, 4, 5, 6, 8, 4};
   return words[static_cast<int>(traits_of(format).codes)] * 4 * kTileColumns;
 }
 
-// A block's header, as byte offsets: f16 d[32], f16 m[32] (or dmin), int8 scale[block/unit][32], uint8
-// min[...][32].
+// A block's header, as byte offsets: f16 d[32] (e8m0: uint8), f16 m[32] (or dmin), int8
+// scale[block/unit][32], uint8 min[...][32].
 struct HeaderLayout {
   int m, scale, min, codes;  // d is at 0; codes is the header's size
 };
@@ -88,6 +91,8 @@ constexpr HeaderLayout header_layout(WeightFormat format) {
       return {0, half, 0, half + bytes};
     case Scales::km:
       return {half, 2 * half, 2 * half + bytes, 2 * half + 2 * bytes};
+    case Scales::e8m0:
+      return {0, 0, 0, kTileColumns};
     default:
       return {0, 0, 0, 0};
   }
@@ -119,6 +124,15 @@ void pack_weight(const uint8_t* source, int64_t row_stride, const PackedWeight& 
 // Writes row `row` in float32, bit for bit the value that GGML's reference dequantisation has.
 void dequantize_row(const PackedWeight& weight, int64_t row, float* out);
 void dequantize(const PackedWeight& weight, float* out, int64_t row_stride);
+
+// Half of 2^(exponent - 127), since e2m1 codes stand for doubled values.
+inline float half_power(uint8_t exponent) {
+  union {
+    uint32_t bits;
+    float value;
+  } u = {exponent < 2 ? uint32_t{0x00200000} << exponent : (uint32_t{exponent} - 1) << 23};
+  return u.value;
+}
 
 // Exact; NaN stays NaN.
 inline float half_to_float(uint16_t half) {

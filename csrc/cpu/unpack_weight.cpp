@@ -20,6 +20,10 @@ void read_group(const uint32_t* words, int zero, int* codes) {
     int code = words[k / 8 * kTileColumns] >> (k % 8 * 4) & 15;
     if (kind == Codes::c5) code |= (words[4 * kTileColumns] >> k & 1) << 4;
     if (kind == Codes::c6) code |= (words[(4 + k / 16) * kTileColumns] >> (k % 16 * 2) & 3) << 4;
+    if (kind == Codes::e2m1) {
+      constexpr int doubled[] = {0, 1, 2, 3, 4, 6, 8, 12};
+      code = (code & 8) != 0 ? -doubled[code & 7] : doubled[code];
+    }
     codes[k] = code - zero;
   }
 }
@@ -38,6 +42,7 @@ template <WeightFormat format>
 UnitScale unit_scale(const uint8_t* block, int column, int unit) {
   constexpr HeaderLayout header = header_layout(format);
   constexpr Scales kind = traits_of(format).scales;
+  if constexpr (kind == Scales::e8m0) return {half_power(block[column]), 0.0f};
   const uint8_t* entry = block + unit * kTileColumns + column;
   UnitScale s{load_half(block + 2 * column),
               has_min(format) ? load_half(block + header.m + 2 * column) : 0.0f};
@@ -113,6 +118,8 @@ void dequantize_row(const PackedWeight& w, int64_t row, float* out) {
       return dequantize_blocks<WeightFormat::q5_k>(w, row, out);
     case WeightFormat::q6_k:
       return dequantize_blocks<WeightFormat::q6_k>(w, row, out);
+    case WeightFormat::mxfp4:
+      return dequantize_blocks<WeightFormat::mxfp4>(w, row, out);
   }
 }
 

@@ -19,7 +19,8 @@ SCALES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
-QUANTISED = list(SCALES)
+HALF_SCALED = list(SCALES)
+QUANTISED = [*HALF_SCALED, "MXFP4"]
 FORMATS = [*FLOATS, *QUANTISED]
 
 
@@ -56,6 +57,9 @@ def random_source(dtype: str, n: int, k: int) -> Tensor:
         return torch.randn(n, k).to(FLOATS[dtype])
     data = torch.randint(0, 256, (n, row_bytes(dtype, k)), dtype=torch.uint8)
     blocks = k // block_size(dtype)
+    if dtype == "MXFP4":  # exponents of 2^-10 to 2^-4
+        data[:, :: row_bytes(dtype, block_size(dtype))] = torch.randint(117, 124, (n, blocks)).byte()
+        return data
     scales = np.random.standard_normal((n, blocks, len(SCALES[dtype]))) * 0.01
     return with_scales(data, dtype, scales.astype(np.float16))
 

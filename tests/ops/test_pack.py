@@ -11,7 +11,7 @@ from op_checks import assert_same_bits
 from packed_weights import (
     FLOATS,
     FORMATS,
-    QUANTISED,
+    HALF_SCALED,
     SCALES,
     block_size,
     dequantised,
@@ -36,7 +36,17 @@ def test_values(n: int, k: int, dtype: str) -> None:
     assert torch.equal(data, before)
 
 
-@pytest.mark.parametrize("dtype", QUANTISED)
+def test_every_mxfp4_scale_and_code() -> None:
+    """All 256 exponents times all 16 codes, as gguf has them; products likewise."""
+    exponents = torch.arange(256, dtype=torch.uint8).repeat_interleave(2)
+    low = torch.arange(16, dtype=torch.uint8)
+    data = torch.cat([exponents[:, None], (low | (15 - low) << 4).expand(512, 16)], dim=1)
+    packed, expected = ops.pack_weight(data, "MXFP4", (512, 32)), dequantised(data, "MXFP4")
+    assert_same_bits(packed.dequantize(), expected)
+    assert_same_bits(ops.linear(torch.eye(32), packed), expected.t().contiguous() + 0.0)
+
+
+@pytest.mark.parametrize("dtype", HALF_SCALED)
 def test_every_finite_scale(dtype: str) -> None:
     """Subnormal, largest, negative and zero scales, each in every one of its places."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
@@ -50,7 +60,7 @@ def test_every_finite_scale(dtype: str) -> None:
         assert_same_bits(ops.pack_weight(data, dtype, (n, k)).dequantize(), dequantised(data, dtype))
 
 
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", HALF_SCALED)
 def test_infinite_and_nan_scales(dtype: str) -> None:
     n, k = 33, 2 * block_size(dtype)
     scales = np.full((n, 2, len(SCALES[dtype])), 0.5, np.float16)

@@ -96,6 +96,24 @@ struct Chunk<Codes::c8, zero> {
   }
 };
 
+template <int zero>
+struct Chunk<Codes::e2m1, zero> {
+  I low;
+  INFERX_INLINE Chunk(const uint32_t* words, int chunk) : low(load_words(words, chunk)) {}
+  template <int j>
+  INFERX_INLINE F get() const {
+#if defined(__AVX512F__)
+    constexpr F table = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return (F)_mm512_permutexvar_ps((__m512i)(low >> (4 * j)), (__m512)table);
+#else
+    // One bit of mantissa and two of exponent, where a float has them: then the bias is one multiplication.
+    const I code = low >> (4 * j);
+    const F magnitude = (F)((code & 7) << 22) * 0x1p127f;
+    return (F)((I)magnitude | (code & 8) << 28);
+#endif
+  }
+};
+
 // Scale and minimum of one unit (partial sum) of a block, for the kLanes columns from `column`.
 template <WeightFormat format>
 struct UnitScales {
@@ -105,6 +123,12 @@ struct UnitScales {
     constexpr HeaderLayout header = header_layout(format);
     const int entry = unit * kTileColumns + column;
     if constexpr (kind == Scales::none) return;
+    if constexpr (kind == Scales::e8m0) {
+      const I exponent = load_uint8(block + column);
+      const I small = (I)(exponent < 2);  // all ones where half of the power is no normal number
+      scale = (F)((small & (0x00200000 << (exponent & 1))) | (~small & ((exponent - 1) << 23)));
+      return;
+    }
     scale = load_half(block + 2 * column);
     if constexpr (kind == Scales::k) scale *= signed_to_float<8>(load_uint8(block + header.scale + entry));
     if constexpr (kind == Scales::km) scale *= to_float(load_uint8(block + header.scale + entry));

@@ -24,7 +24,7 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 class TensorInfo:
     """shape: logical, row-major, in elements (``[out_features, in_features]`` for a linear weight).
     dtype: F32, F16, BF16, or a GGML block type by its GGML name (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K,
-    Q6_K).  file: where it lies, for messages."""
+    Q6_K, MXFP4).  file: where it lies, for messages."""
 
     name: str
     shape: tuple[int, ...]

@@ -27,7 +27,7 @@ from inferx.loader.mapped import map_file, tensor_at, unmap
 SUPPORTED_VERSIONS = (2, 3)
 # One value per element; everything else supported is a block format read as raw bytes.
 FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 # Bounds far above any real file, so that damaged counts are refused before memory is spent on them.
 MAX_METADATA_KEYS = 1 << 16
