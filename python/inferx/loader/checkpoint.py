@@ -2,6 +2,9 @@
 
 Tensor names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``) in both cases, and rows of
 q_proj and k_proj are in the order that neox-style rotary wants, so models know nothing of the format.
+Experts come one by one (``model.layers.0.mlp.experts.7.up_proj.weight``), whatever stacks the file has;
+keys and values of latent attention as kv_b_proj, or taken apart as k_b_proj ``[heads * latent, nope]`` and
+v_b_proj ``[heads * v, latent]``.
 """
 
 from __future__ import annotations
