@@ -1,11 +1,10 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <string>
 
 #include "bindings/bindings.h"
 #include "bindings/check.h"
+#include "bindings/checks/attention_lists.h"
 #include "bindings/checks/paged_attention.h"
 #include "cpu/attention_plan.h"
 
@@ -13,48 +12,6 @@ namespace py = pybind11;
 
 namespace inferx {
 namespace {
-
-std::string at(int64_t index) { return "[" + std::to_string(index) + "]"; }
-
-void check_lengths(const char* op, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t batch,
-                   int64_t num_tokens, int64_t capacity) {
-  if (cu_seqlens_q[0] != 0) fail_expected(op, "cu_seqlens_q", "0 at [0]", std::to_string(cu_seqlens_q[0]));
-  for (int64_t b = 0; b < batch; ++b) {
-    if (cu_seqlens_q[b + 1] < cu_seqlens_q[b]) {
-      fail_expected(op, "cu_seqlens_q", "values that do not decrease",
-                    std::to_string(cu_seqlens_q[b + 1]) + " after " + std::to_string(cu_seqlens_q[b]) +
-                        " at " + at(b + 1));
-    }
-    if (seq_lens[b] < 0 || seq_lens[b] > capacity) {
-      fail_expected(
-          op, "seq_lens",
-          "lengths from 0 to " + std::to_string(capacity) + " (the width of block_tables x block size)",
-          std::to_string(seq_lens[b]) + " at " + at(b));
-    }
-  }
-  if (cu_seqlens_q[batch] != num_tokens) {
-    fail_expected(op, "cu_seqlens_q",
-                  "T=" + std::to_string(num_tokens) + " (the tokens of query) at " + at(batch),
-                  std::to_string(cu_seqlens_q[batch]));
-  }
-}
-
-// Only the blocks that some query reads: the entries of others may be anything.
-void check_block_ids(const char* op, const cpu::AttentionParams& p, int64_t num_blocks) {
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const int64_t q_len = p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b], seq_len = p.seq_lens[b];
-    if (q_len == 0) continue;
-    const int64_t first_key = p.window > 0 ? std::max<int64_t>(seq_len - q_len + 1 - p.window, 0) : 0;
-    const int32_t* table = p.block_tables + b * p.block_tables_stride;
-    for (int64_t i = first_key / p.block_size; i * p.block_size < seq_len; ++i) {
-      if (table[i] < 0 || table[i] >= num_blocks) {
-        fail_expected(
-            op, "block_tables", "block ids from 0 to " + std::to_string(num_blocks - 1),
-            std::to_string(table[i]) + " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
-      }
-    }
-  }
-}
 
 // split_size and workspace are the device kernels': this one cuts the work by itself, to the same effect.
 void paged_attention(const TensorRef& out, const py::object& lse_object, const TensorRef& query,
@@ -93,7 +50,7 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
   p.batch = args.batch();
   p.num_heads = args.num_heads();
   p.num_kv_heads = args.num_kv_heads();
-  p.head_dim = args.head_dim();
+  p.head_dim = p.value_dim = args.head_dim();
   p.block_size = block_size;
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
@@ -182,7 +139,7 @@ py::tuple attention_plan(const TensorRef& cu_seqlens_q, const TensorRef& seq_len
   p.batch = batch.value;
   p.num_heads = num_heads;
   p.num_kv_heads = num_kv_heads;
-  p.head_dim = head_dim;
+  p.head_dim = p.value_dim = head_dim;
   p.window = window;
   p.cache_dtype = DType::f32;
   const cpu::AttentionPlan plan = cpu::plan_attention(p, threads);

@@ -65,12 +65,13 @@ void paged_attention(const AttentionParams& params) {
   int threads = omp_in_parallel() ? 1 : get_num_threads();
   AttentionPlan plan = plan_attention(params, threads);
   if (plan.items.empty()) return;
-  const double work = plan.cost * static_cast<double>(params.head_dim);
+  const double work = plan.cost * static_cast<double>(params.head_dim + params.value_dim) / 2;
   threads = std::clamp(static_cast<int>(std::min(work / kMinWorkPerThread, 1e6)), 1, threads);
 
   thread_local Workspace workspace;  // of the calling thread, for all workers
   const int64_t scratch_floats =
-      (attention_scratch_floats(params.head_dim, plan.max_rows, plan.max_heads) + 15) / 16 * 16;
+      (attention_scratch_floats(params.head_dim, params.value_dim, plan.max_rows, plan.max_heads) + 15) / 16 *
+      16;
   float* memory = workspace.reserve(static_cast<size_t>(scratch_floats * threads + plan.partial_floats));
   float* partials = memory + scratch_floats * threads;
   for_each_item(static_cast<int64_t>(plan.items.size()), threads, [&](int64_t i, int64_t worker) {

@@ -59,8 +59,10 @@ class Planner {
   // With few threads to feed, large tiles; otherwise down to what still shares its reads among some rows.
   Cut choose_cut() const {
     const int64_t item_bytes = static_cast<int64_t>(dtype_size(p_.cache_dtype));
-    const int64_t head_bytes = 2 * kAttentionTile * p_.head_dim * item_bytes;
-    Cut cut{kAttentionRows, std::clamp<int64_t>(kTileBytes / head_bytes, 1, kAttentionItemHeads)};
+    const int64_t head_bytes = kAttentionTile * (p_.head_dim + p_.value_dim) * item_bytes;
+    const int64_t rows =
+        std::min<int64_t>(kAttentionRows, kAttentionRowFloats / (p_.head_dim + p_.value_dim));
+    Cut cut{rows, std::clamp<int64_t>(kTileBytes / head_bytes, 1, kAttentionItemHeads)};
     cut.heads = std::min(cut.heads, p_.num_kv_heads);
     if (threads_ == 1) return cut;
     while (cut.rows > kMinRows && count_items(cut) < wanted_) cut.rows /= 2;
@@ -117,7 +119,7 @@ class Planner {
     const double limit = plan.cost / wanted_;
     const int64_t splits = whole.end_split - whole.first_split;
     const int64_t split_floats =
-        whole.num_kv_heads * whole.num_queries * group_ * attention_partial_floats(p_.head_dim);
+        whole.num_kv_heads * whole.num_queries * group_ * attention_partial_floats(p_.value_dim);
     if (threads_ == 1 || splits <= 1 || tile.cost <= limit ||
         plan.partial_floats + splits * split_floats > kMaxPartialFloats) {
       plan.items.push_back(whole);

@@ -11,7 +11,7 @@ struct AttentionPlan {
   std::vector<AttentionItem> merges;    // tiles whose splits were spread over several items
   int64_t max_rows = 0, max_heads = 0;  // of the largest items
   int64_t partial_floats = 0;  // `partial` of items and merges is an offset into a buffer of this size
-  double cost = 0;             // about the multiply-adds per head_dim of all items
+  double cost = 0;             // about the multiply-adds of all items per element of head_dim
 };
 
 AttentionPlan plan_attention(const AttentionParams& params, int threads);

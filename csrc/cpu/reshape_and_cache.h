@@ -34,7 +34,8 @@ struct ReshapeAndCacheParams {
 };
 
 struct ReshapeAndCacheKernels {
-  void (*store)(const ReshapeAndCacheParams& params, int64_t first_token, int64_t end_token);
+  // Stores input[which] into cache[which]; concat_and_cache_mla has rows of other lengths for the two.
+  void (*store)(const ReshapeAndCacheParams& params, int which, int64_t first_token, int64_t end_token);
 };
 INFERX_DECLARE_KERNELS(ReshapeAndCacheKernels, reshape_and_cache_kernels)
 

@@ -89,20 +89,26 @@ inline void check_cache_write(const char* op, const CacheWriteArgs& args) {
 }
 
 // For slots that lie on the CPU.
-inline void check_slots(const char* op, const CacheWriteArgs& args) {
-  const int64_t slots = args.num_slots();
-  const int64_t* slot = args.slot_mapping.ptr<int64_t>();
-  for (int64_t t = 0; t < args.slot_mapping.size(0); ++t) {
+inline void check_slots(const char* op, const TensorRef& slot_mapping, int64_t slots) {
+  const int64_t* slot = slot_mapping.ptr<int64_t>();
+  for (int64_t t = 0; t < slot_mapping.size(0); ++t) {
     if (slot[t] >= -1 && slot[t] < slots) continue;
     fail_expected(op, "slot_mapping", "slots from 0 to " + std::to_string(slots - 1) + ", or -1 to skip",
                   std::to_string(slot[t]) + " at [" + std::to_string(t) + "]");
   }
 }
 
+inline void check_slots(const char* op, const CacheWriteArgs& args) {
+  check_slots(op, args.slot_mapping, args.num_slots());
+}
+
 // The device's kernels count slots in 31 bits.
+inline void check_slot_count(const char* op, const char* cache_name, int64_t slots) {
+  if (slots <= INT32_MAX) return;
+  fail_expected(op, cache_name, "at most 2^31 - 1 slots", std::to_string(slots));
+}
 inline void check_slot_count(const char* op, const CacheWriteArgs& args) {
-  if (args.num_slots() <= INT32_MAX) return;
-  fail_expected(op, "key_cache", "at most 2^31 - 1 slots", std::to_string(args.num_slots()));
+  check_slot_count(op, "key_cache", args.num_slots());
 }
 
 // A row of inputs or caches for the params structs of csrc/cpu and csrc/kernels.

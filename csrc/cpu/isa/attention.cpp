@@ -15,11 +15,17 @@ struct Tile {
   const TileRows<T>& rows;
   Ahead<T> keys_ahead, values_ahead;
 
-  Tile(const TileRows<T>& now, const TileRows<T>* next, int64_t head_dim) : rows(now) {
+  Tile(const TileRows<T>& now, const TileRows<T>* next, const AttentionParams& p) : rows(now) {
     if (!next) return;
     const int count = next->end - next->begin;
-    keys_ahead = {next->key + next->begin, count, head_dim};
-    values_ahead = {next->value + next->begin, count, head_dim};
+    const T *const *keys = next->key + next->begin, *const *values = next->value + next->begin;
+    if (p.value_cache == p.key_cache) {  // the same rows: one half while scoring, the other while summing
+      keys_ahead = {keys, count / 2, p.head_dim};
+      values_ahead = {keys + count / 2, count - count / 2, p.head_dim};
+    } else {
+      keys_ahead = {keys, count, p.head_dim};
+      values_ahead = {values, count, p.value_dim};
+    }
   }
 };
 
@@ -87,7 +93,7 @@ INFERX_NOINLINE void attend_tile(const AttentionParams& p, const Rows& rows, con
         s.first[r] <= tile.rows.start + tile.rows.begin && s.end[r] >= tile.rows.start + tile.rows.end;
   const bool few_rows = rows.count <= 2 * kValueRows;  // packing V would cost more than it saves
   const int keys = tile.rows.end - tile.rows.begin, vecs = static_cast<int>(rows.padded / kWidth);
-  if (few_rows && all_see_all && p.head_dim % kWidth == 0) {
+  if (few_rows && all_see_all && p.value_dim % kWidth == 0) {
     tile.values_ahead.spread_over(keys * ((vecs + kValueVecs - 1) / kValueVecs));
     value_tile<T>(s, head, rows, tile.rows.start, tile.rows.value, &tile.values_ahead);
     return;
@@ -96,7 +102,7 @@ INFERX_NOINLINE void attend_tile(const AttentionParams& p, const Rows& rows, con
   const float* packed[kTile];
   for (int i = 0; i < kTile; ++i) packed[i] = s.values + i * rows.padded;
   const bool finite = pack_values(tile.rows.value, tile.values_ahead, tile.rows.begin, tile.rows.end,
-                                  p.head_dim, rows.padded, s.values);
+                                  p.value_dim, rows.padded, s.values);
   if (finite || all_see_all)
     value_tile<float>(s, head, rows, tile.rows.start, packed, nullptr);
   else
@@ -124,7 +130,7 @@ INFERX_NOINLINE void load_queries(const AttentionParams& p, const AttentionItem&
 
 Rows rows_of(const AttentionParams& p, const AttentionItem& item) {
   const int64_t group = p.num_heads / p.num_kv_heads;
-  return {item.num_queries * group, group, round_up(p.head_dim, kWidth)};
+  return {item.num_queries * group, group, round_up(p.value_dim, kWidth)};
 }
 
 // Where the item's partial result for (split, head) starts.
@@ -136,8 +142,8 @@ float* partial_of(const AttentionItem& item, const Rows& rows, int64_t split, in
 template <class T>
 void attend(const AttentionParams& p, const AttentionItem& item, float* partials, float* memory) {
   const Rows rows = rows_of(p, item);
-  const Scratch s(memory, item, rows, p.head_dim, kScoreRows);
-  const int64_t record = attention_partial_floats(p.head_dim);
+  const Scratch s(memory, p, item, rows, kScoreRows);
+  const int64_t record = attention_partial_floats(p.value_dim);
   load_queries(p, item, rows, s);
   for (int64_t h = 0; h < item.num_kv_heads; ++h) start_item(s.head[h], rows);
 
@@ -162,7 +168,7 @@ void attend(const AttentionParams& p, const AttentionItem& item, float* partials
       else if (!is_last)
         cache.find(start + kTile, begin, end, *next);
       if (starts_split) start_split(head, rows);
-      Tile<T> tile(*now, last_head && is_last ? nullptr : next, p.head_dim);
+      Tile<T> tile(*now, last_head && is_last ? nullptr : next, p);
       attend_tile<T>(p, rows, s, head, tile);
       if (ends_split) {
         const bool whole = item.partial < 0;
@@ -197,11 +203,12 @@ void attend_item(const AttentionParams& p, const AttentionItem& item, float* par
 
 void merge_item(const AttentionParams& p, const AttentionItem& item, float* partials) {
   const Rows rows = rows_of(p, item);
-  const int64_t record = attention_partial_floats(p.head_dim);
+  const int64_t record = attention_partial_floats(p.value_dim);
   const int64_t token = p.cu_seqlens_q[item.request] + item.first_query;
   for (int64_t h = 0; h < item.num_kv_heads; ++h) {
     for (int64_t r = 0; r < rows.count; ++r) {
-      alignas(64) float total[kAttentionMaxHeadDim] = {};
+      alignas(64) float total[kAttentionMaxHeadDim];
+      memset(total, 0, rows.padded * sizeof(float));
       float max = kNegativeInfinity, sum = 0.0f;
       for (int64_t split = item.first_split; split < item.end_split; ++split) {
         const float* partial = partial_of(item, rows, split, h, record, partials) + r * record;

@@ -19,7 +19,7 @@ INFERX_INLINE int32_t clamp_to_tile(int64_t position) {
 // Rows of one KV head: queries x group of query heads, row = query * group + head in group.
 struct Rows {
   int64_t count, group;
-  int64_t padded;  // head_dim rounded up to whole vectors: the length of an accumulator row
+  int64_t padded;  // value_dim rounded up to whole vectors: the length of an accumulator row
 };
 
 // Of one KV head of the item: online softmax of the split at hand, and what the finished splits gave.
@@ -36,22 +36,24 @@ struct Scratch {
   int32_t *first, *end;  // the keys that each row sees: absolute positions [first, end)
   HeadState head[kAttentionItemHeads];
 
-  Scratch(float* p, const AttentionItem& item, const Rows& rows, int64_t head_dim, int score_rows) {
-    const int64_t padded = attention_padded_dim(head_dim), padded_rows = round_up(rows.count, 16);
+  Scratch(float* memory, const AttentionParams& params, const AttentionItem& item, const Rows& rows,
+          int score_rows) {
+    const int64_t padded = attention_padded_dim(params.value_dim), padded_rows = round_up(rows.count, 16);
+    float* p = memory;
     auto take = [&p](int64_t floats) {
       float* start = p;
       p += round_up(floats, 16);
       return start;
     };
     scores = take(padded_rows * kTile);
-    panel = take(kTile * padded);
+    panel = take(kTile * attention_padded_dim(params.head_dim));
     values = take(kTile * padded);
     alpha = take(padded_rows);
     new_max = take(padded_rows);
     first = reinterpret_cast<int32_t*>(take(padded_rows));
     end = reinterpret_cast<int32_t*>(take(padded_rows));
     for (int64_t h = 0; h < item.num_kv_heads; ++h) {
-      head[h].q = take(round_up(rows.count, score_rows) * head_dim);
+      head[h].q = take(round_up(rows.count, score_rows) * params.head_dim);
       head[h].acc = take(padded_rows * padded);
       head[h].total = take(padded_rows * padded);
       float** row_values[] = {&head[h].max, &head[h].sum, &head[h].total_max, &head[h].total_sum};
@@ -123,14 +125,14 @@ INFERX_NOINLINE void finish_row(const AttentionParams& p, const float* total, fl
   }
   float* out = p.out + token * p.out_stride_token + head * p.out_stride_head;
   if (sum == 0.0f) {
-    for (int64_t d = 0; d < p.head_dim; ++d) out[d] = 0.0f;
+    for (int64_t d = 0; d < p.value_dim; ++d) out[d] = 0.0f;
     return;
   }
   const V denominator = vset(sum);
   int64_t d = 0;
-  for (; d + kWidth <= p.head_dim; d += kWidth)
+  for (; d + kWidth <= p.value_dim; d += kWidth)
     vstore(out + d, vload(total + d) * numerator_weight / denominator);
-  if (d < p.head_dim) vstore_low8(out + d, vload(total + d) * numerator_weight / denominator);
+  if (d < p.value_dim) vstore_low8(out + d, vload(total + d) * numerator_weight / denominator);
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ INFERX_INLINE void convert_scaled_row(const In* in, Out* out, int64_t n, float) 
 }
 
 template <class In, class Out>
-void store_rows(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_t end) {
+void store(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_t end) {
   const CacheInput& input = p.input[which];
   const CacheOutput& cache = p.cache[which];
   const CacheScale& scales = p.scale[which];
@@ -103,34 +103,28 @@ void store_rows(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_
   }
 }
 
-template <class In, class Out>
-void store(const ReshapeAndCacheParams& p, int64_t begin, int64_t end) {
-  store_rows<In, Out>(p, 0, begin, end);
-  store_rows<In, Out>(p, 1, begin, end);
-}
-
 template <class In>
-void store_from(const ReshapeAndCacheParams& p, int64_t begin, int64_t end) {
+void store_from(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_t end) {
   switch (p.cache_dtype) {
     case DType::f16:
-      return store<In, F16>(p, begin, end);
+      return store<In, F16>(p, which, begin, end);
     case DType::bf16:
-      return store<In, BF16>(p, begin, end);
+      return store<In, BF16>(p, which, begin, end);
     case DType::f8e4m3:
-      return store<In, E4M3>(p, begin, end);
+      return store<In, E4M3>(p, which, begin, end);
     default:
-      return store<In, float>(p, begin, end);
+      return store<In, float>(p, which, begin, end);
   }
 }
 
-void store_tokens(const ReshapeAndCacheParams& p, int64_t begin, int64_t end) {
+void store_tokens(const ReshapeAndCacheParams& p, int which, int64_t begin, int64_t end) {
   switch (p.input_dtype) {
     case DType::f16:
-      return store_from<F16>(p, begin, end);
+      return store_from<F16>(p, which, begin, end);
     case DType::bf16:
-      return store_from<BF16>(p, begin, end);
+      return store_from<BF16>(p, which, begin, end);
     default:
-      return store_from<float>(p, begin, end);
+      return store_from<float>(p, which, begin, end);
   }
 }
 
