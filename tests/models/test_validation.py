@@ -12,7 +12,7 @@ from model_harness import load, save, tiny_model
 from test_families import gemma3, llama, mistral
 
 from inferx.errors import LoadError
-from inferx.loader.config import ModelConfig, RopeConfig
+from inferx.loader.config import MLAConfig, ModelConfig, MoEConfig, RopeConfig
 from inferx.models import model_class
 from inferx.models.registry import FAMILIES
 from inferx.models.validation import validate_config
@@ -74,6 +74,68 @@ def test_good_configuration_passes() -> None:
 def test_bad_configurations(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         validate_config(replace(GOOD, **fields), "model")
+
+
+MOE = MoEConfig(num_experts=12, top_k=3, intermediate_size=40, layers=(False, True))
+MLA = MLAConfig(32, 20, 8, 12)
+
+
+def test_good_experts_and_latents_pass() -> None:
+    validate_config(replace(GOOD, moe=MOE, mla=MLA, head_dim=28), "model", ("moe", "mla"))
+    validate_config(
+        replace(GOOD, mla=MLAConfig(512, 128, 64, 128), head_dim=192 * 2), "model", ("moe", "mla")
+    )
+    sparse = replace(MOE, layers=(True, True))
+    validate_config(replace(GOOD, moe=sparse, hidden_act="swigluoai"), "model", ("moe",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": 0}, "num_experts must be from 1 to 512, got 0"),
+        ({"num_experts": 513}, "num_experts must be from 1 to 512, got 513"),
+        ({"top_k": 13}, r"top_k must be from 1 to num_experts \(12\), got 13"),
+        ({"top_k": 0}, "top_k must be from 1"),
+        ({"intermediate_size": 0}, "intermediate_size must be at least 1"),
+        ({"layers": (True,)}, "layers has 1 entries for 2 layers"),
+        ({"scoring": "tanh"}, "scoring must be softmax or sigmoid, got 'tanh'"),
+        ({"num_groups": 5}, r"num_groups must divide num_experts \(12\), got 5"),
+        ({"num_groups": 4, "top_groups": 5}, r"top_groups must be from 1 to num_groups \(4\), got 5"),
+        ({"num_groups": 12, "top_groups": 2}, r"top_k \(3\) must be at most the experts of top_groups"),
+        ({"num_groups": 12, "top_groups": 4, "score_bias": True}, "less than 2 of 12 experts"),
+        ({"shared_intermediate_size": -1}, "shared_intermediate_size must not be negative"),
+        ({"shared_gate": True}, "there is no shared expert"),
+    ],
+)
+def test_bad_experts(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=f"model: moe: .*{message}"):
+        validate_config(replace(GOOD, moe=replace(MOE, **fields)), "model", ("moe",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_lora_rank": 36}, "kv_lora_rank must be a multiple of 8, got 36"),
+        ({"qk_rope_head_dim": 4}, "must be a multiple of 8 up to 1024, got 36"),
+        ({"kv_lora_rank": 1024}, "must be a multiple of 8 up to 1024, got 1032"),
+        ({"v_head_dim": 0}, "v_head_dim must be at least 1, got 0"),
+        ({"q_lora_rank": 0}, "q_lora_rank must be at least 1, got 0"),
+    ],
+)
+def test_bad_latents(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=f"model: mla: .*{message}"):
+        validate_config(replace(GOOD, mla=replace(MLA, **fields)), "model", ("mla",))
+
+
+def test_parts_of_other_families() -> None:
+    with pytest.raises(LoadError, match="moe must not be set for llama"):
+        validate_config(replace(GOOD, moe=MOE), "model")
+    with pytest.raises(LoadError, match="mla must be set for deepseek_v2"):
+        validate_config(replace(GOOD, architecture="deepseek_v2"), "model", ("moe", "mla"))
+    with pytest.raises(LoadError, match=r"hidden_act must be one of silu.*got 'swigluoai'"):
+        validate_config(replace(GOOD, moe=MOE, hidden_act="swigluoai"), "model", ("moe",))
+    with pytest.raises(LoadError, match="clip_qkv must be above 0, got -1"):
+        validate_config(replace(GOOD, clip_qkv=-1.0), "model")
 
 
 def test_registry_knows_every_name() -> None:

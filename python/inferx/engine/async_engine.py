@@ -336,7 +336,8 @@ class AsyncEngine:
 
     def _idle_stats(self) -> EngineStats:
         """The latest counters with the gauges of an engine that runs nothing."""
-        blocks = 0 if self.info is None else self.info.num_blocks
+        info = self.info
+        blocks = 0 if info is None else info.num_blocks
         return msgspec.structs.replace(
             self._stats,
             num_running=0,
@@ -345,6 +346,8 @@ class AsyncEngine:
             num_free_blocks=blocks,
             num_cached_blocks=0,
             kv_cache_usage=0.0,
+            total_parameters=0 if info is None else info.total_parameters,
+            active_parameters=0 if info is None else info.active_parameters,
         )
 
     def _check_alive(self) -> None:

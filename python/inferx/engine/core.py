@@ -83,7 +83,10 @@ class EngineCore:
         return outputs
 
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        stats.total_parameters = self.info.total_parameters
+        stats.active_parameters = self.info.active_parameters
+        return stats
 
     # ---- the step ----------------------------------------------------------------------------------
 

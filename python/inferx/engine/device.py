@@ -169,19 +169,26 @@ def placement(device: Device, config: ModelConfig, dtype: str) -> Placement:
     return Placement(device.torch_device, chosen, dense=True)
 
 
-def kv_cache_dtype(device: Device, requested: str, activations: torch.dtype) -> torch.dtype:
+def kv_cache_dtype(
+    device: Device, requested: str, activations: torch.dtype, *, latent: bool = False
+) -> torch.dtype:
     """The type of the KV cache; InvalidRequestError where attention has no such combination.
 
-    float32 activations go with every float cache; 16-bit ones with their own type and float8.
+    float32 activations go with every float cache; 16-bit ones with their own type and float8.  latent: the
+    cache is of latent attention (MLA), which has no float8, and on a device the activations' type only.
     """
     if requested == "auto":
         return activations
     chosen = KV_DTYPES[requested]
     name = str(activations).removeprefix("torch.")
     names = list(FLOATS) if activations == torch.float32 else [name, "fp8", "fp8_e4m3"]
+    if latent:
+        names = list(FLOATS) if device.is_cpu else [name]
     if chosen in [KV_DTYPES[allowed] for allowed in names]:
         return chosen
     where = "on the CPU" if device.is_cpu else f"with {name} activations"
+    if latent:
+        where += " for a cache of latents (multi-head latent attention)"
     raise InvalidRequestError(
         f"kv_cache_dtype must be one of auto, {', '.join(names)} {where}, got {requested!r}", "kv_cache_dtype"
     )

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 
 from inferx.engine.args import EngineArgs
+from inferx.engine.buffers import attention_scratch, buffer_values
 from inferx.engine.cuda_graphs import decode_buckets
 from inferx.engine.memory import MemoryPlan, kv_bytes_per_token, size_text
 from inferx.engine.staging import staging_bytes
 from inferx.errors import MemoryBudgetError
 from inferx.loader.checkpoint import Checkpoint
 from inferx.loader.config import ModelConfig
+from inferx.models import model_class
+from inferx.models.weights import ParameterCount
 
 # The CUDA context, kernels, cuBLAS' workspace, rounding of torch's allocator: until it is measured.
 OVERHEAD = 768 << 20
@@ -58,6 +61,7 @@ def plan_device_memory(
     kv_dtype: torch.dtype,
     max_model_len: int,
     weights_note: str = "",
+    parameters: ParameterCount | None = None,
 ) -> MemoryPlan:
     """The KV pool in blocks; MemoryBudgetError, with figures, when it cannot be had.
 
@@ -96,6 +100,7 @@ def plan_device_memory(
         ),
         on_gpu=True,
         weights_note=weights_note,
+        parameters=parameters,
     )
     if num_blocks < 1 and args.kv_cache_memory_bytes is not None:
         raise MemoryBudgetError(
@@ -159,20 +164,19 @@ def graph_bytes(config: ModelConfig, max_num_seqs: int, item: int) -> int:
 
 
 def dense_weight_bytes(checkpoint: Checkpoint, item: int) -> int:
-    """Bytes of the checkpoint's weights as dense tensors of ``item`` bytes a value; norms are float32."""
+    """Bytes of the checkpoint's weights as dense tensors of ``item`` bytes a value; norms are float32, and so
+    are some families' routers."""
+    float32_router = model_class(checkpoint.config.architecture).float32_router
     total = 0
     for name, info in checkpoint.tensors.items():
         if checkpoint.config.tie_word_embeddings and name == "lm_head.weight":
             continue
-        vector = len(info.shape) < 2 and not name.endswith(".bias")
-        total += math.prod(info.shape) * (4 if vector else item)
+        wide = len(info.shape) < 2 and not name.endswith(".bias")
+        wide = wide or (float32_router and name.endswith(".mlp.gate.weight"))
+        total += math.prod(info.shape) * (4 if wide else item)
     return total
 
 
 def _bytes_per_token(config: ModelConfig, item: int) -> int:
-    """Of the buffers that live while the layers run (``layers.attention``, ``layers.mlp``)."""
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    values = 2 * config.hidden_size + heads * config.head_dim + 3 * config.intermediate_size
     # Scratch of attention: float32 partial results of a few splits.
-    scratch = 4 * 4 * config.num_attention_heads * config.head_dim
-    return values * item + scratch
+    return buffer_values(config) * item + 4 * 4 * attention_scratch(config)

@@ -96,7 +96,8 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
     started = time.monotonic()
     config = checkpoint.config
     where = placement(device, config, args.dtype)
-    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype)
+    latent = config.mla is not None
+    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
     planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
     wanted_len = resolve_max_model_len(config, args.max_model_len)
@@ -139,6 +140,8 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         max_num_seqs=max_num_seqs,
+        total_parameters=model.parameters.total,
+        active_parameters=model.parameters.active,
         load_seconds=time.monotonic() - started,
     )
     return LoadedModel(

@@ -11,9 +11,12 @@ import torch
 
 from inferx import ops
 from inferx.engine.args import EngineArgs
+from inferx.engine.buffers import buffer_values
 from inferx.errors import InvalidRequestError, LoadError, MemoryBudgetError
 from inferx.loader.checkpoint import Checkpoint
 from inferx.loader.config import ModelConfig
+from inferx.models.stacks import transposed_type
+from inferx.models.weights import ParameterCount
 
 GIB = 1 << 30
 # Default ceiling of the KV pool.  Pages are only taken when first written, but a pool that the
@@ -29,6 +32,7 @@ class MemoryPlan:
     """Bytes by use, and the KV pool's size in blocks.
 
     others: further uses, with their labels.  on_gpu: the memory is a GPU's, and the pool is taken at once.
+    parameters: all of them take memory, the active ones decide what a token costs.
     """
 
     available: int
@@ -42,6 +46,7 @@ class MemoryPlan:
     others: tuple[tuple[str, int], ...] = ()
     on_gpu: bool = False
     weights_note: str = ""
+    parameters: ParameterCount | None = None
 
     @property
     def kv_cache(self) -> int:
@@ -59,6 +64,7 @@ class MemoryPlan:
         """Label and value of each line of the table."""
         full = self.kv_tokens // self.max_model_len
         return [
+            *([] if self.parameters is None else [("parameters", parameters_text(self.parameters))]),
             ("GPU memory for the engine" if self.on_gpu else "memory available", size_text(self.available)),
             ("weights", size_text(self.weights) + self.weights_note),
             ("activations and logits, at most", size_text(self.activations)),
@@ -92,6 +98,7 @@ def plan_memory(
     kv_dtype: torch.dtype,
     max_model_len: int,
     available: int | None = None,
+    parameters: ParameterCount | None = None,
 ) -> MemoryPlan:
     """Choose the number of KV blocks; MemoryBudgetError (with the table) when it does not fit.
 
@@ -121,6 +128,7 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        parameters=parameters,
     )
     if num_blocks < 1 and args.kv_cache_memory_bytes is not None:
         raise MemoryBudgetError(
@@ -155,10 +163,25 @@ def packed_weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
             continue
         stored = info.dtype if info.quantised or target is None else target
         try:
-            total += ops.packed_nbytes(stored, info.shape)
+            total += _packed_bytes(checkpoint.config, name, stored, (info.shape[0], info.shape[1]))
         except ValueError as error:
             raise LoadError(f"{info.file}: tensor {name}: {error}") from error
     return total
+
+
+def _packed_bytes(config: ModelConfig, name: str, dtype: str, shape: tuple[int, int]) -> int:
+    """Of a matrix; those of latent attention are packed head by head."""
+    heads, mla = config.num_attention_heads, config.mla
+    stem = name.removesuffix(".weight").rpartition(".")[2]
+    if mla is None or stem not in ("kv_b_proj", "k_b_proj", "v_b_proj"):
+        return ops.packed_nbytes(dtype, shape)
+    if stem != "kv_b_proj":
+        return ops.packed_experts_nbytes((heads, shape[0] // heads, shape[1]), (dtype,))
+    keys = (heads, mla.kv_lora_rank, mla.qk_nope_head_dim)
+    values = (heads, mla.v_head_dim, mla.kv_lora_rank)
+    return ops.packed_experts_nbytes(keys, (transposed_type(dtype),)) + ops.packed_experts_nbytes(
+        values, (dtype,)
+    )
 
 
 def resolve_max_model_len(config: ModelConfig, requested: int | None) -> int:
@@ -209,11 +232,27 @@ def _cgroup_remainder() -> int:
 
 
 def _activation_bytes(config: ModelConfig, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    per_token = 4 * (4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size)
+    per_token = 4 * (buffer_values(config) + 2 * config.hidden_size)
     # Raw logits, log-probabilities and the sampler's working copy.
     logits = 3 * 4 * max_num_seqs * config.vocab_size
     return max_num_batched_tokens * per_token + logits
+
+
+def parameters_text(count: ParameterCount) -> str:
+    """As "46.7 B total, 12.9 B active per token (93.4 GB at 16 bit)"."""
+    text = _decimal_text(count.total)
+    if count.active != count.total:
+        text += f" total, {_decimal_text(count.active)} active per token"
+    size = _decimal_text(2 * count.total, ("B", "kB", "MB", "GB", "TB"))
+    return f"{text} ({size} at 16 bit)"
+
+
+def _decimal_text(value: float, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
+    for unit in units[:-1]:
+        if value < 999.95:
+            return f"{value:.0f} {unit}".rstrip() if unit == units[0] else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} {units[-1]}"
 
 
 def size_text(num_bytes: int) -> str:

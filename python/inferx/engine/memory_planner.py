@@ -17,6 +17,7 @@ from inferx.engine.memory import MemoryPlan, packed_weight_bytes, plan_memory
 from inferx.layers.placement import Placement
 from inferx.loader.checkpoint import Checkpoint
 from inferx.models.decoder import Decoder
+from inferx.models.parameters import count_parameters
 from inferx.models.rotaries import rotary_table_bytes
 
 
@@ -36,6 +37,7 @@ class MemoryPlanner:
         self._device = device
         self._where = where
         self._kv_dtype = kv_dtype
+        self._parameters = count_parameters(checkpoint.config, str(checkpoint.path))
         self._free_at_start = self._total = 0
         self._computed: DeviceUse | None = None
 
@@ -58,6 +60,7 @@ class MemoryPlanner:
                 weight_bytes=weights,
                 kv_dtype=self._kv_dtype,
                 max_model_len=max_model_len,
+                parameters=self._parameters,
             )
         self._free_at_start, self._total = torch.cuda.mem_get_info(self._device.torch_device)
         self._computed = computed_use(
@@ -99,4 +102,5 @@ class MemoryPlanner:
             kv_dtype=self._kv_dtype,
             max_model_len=max_model_len,
             weights_note=f" (quantised in the file; {dtype} on the GPU)" if quantised else "",
+            parameters=self._parameters,
         )

@@ -101,3 +101,6 @@ class EngineStats(msgspec.Struct):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
+    # Of the model, which do not change: all, and those that one token computes with.
+    total_parameters: int = 0
+    active_parameters: int = 0

@@ -44,6 +44,8 @@ class EngineInfo(msgspec.Struct):
     architecture: str
     weight_bytes: int
     kv_bytes_per_token: int
+    total_parameters: int
+    active_parameters: int  # that one token computes with
     load_seconds: float
 
 

@@ -44,6 +44,8 @@ class Decoder:
     gguf_architectures: ClassVar[tuple[str, ...]]
     # Of "moe" and "mla", the parts of a configuration that the family knows.
     parts: ClassVar[tuple[str, ...]] = ()
+    # A router's product is in float32 even where activations are not.
+    float32_router: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, weights: WeightPlan) -> None:
         """Declares every weight; they are there after ``weights.load()``."""

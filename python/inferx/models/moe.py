@@ -18,8 +18,6 @@ class MoEDecoder(Decoder):
     """``config.moe`` says which layers have experts; None: none has."""
 
     parts: ClassVar[tuple[str, ...]] = ("moe",)
-    # The router's product in float32 even where activations are not.
-    float32_router = False
 
     def build_mlp(self, weights: WeightPlan, prefix: str, index: int) -> AnyMLP:
         config, moe = self.config, self.config.moe

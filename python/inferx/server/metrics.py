@@ -67,6 +67,14 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric([self.model_name], getattr(stats, attribute))
             yield counter
+        parameters = GaugeMetricFamily(
+            "inferx:model_parameters",
+            "Parameters of the model: all, which take memory, and those that one token computes with.",
+            labels=(*LABELS, "kind"),
+        )
+        for kind, count in (("total", stats.total_parameters), ("active", stats.active_parameters)):
+            parameters.add_metric([self.model_name, kind], count)
+        yield parameters
 
 
 class ServerMetrics:
