@@ -10,7 +10,7 @@ namespace inferx {
 inline moe::AlignParams check_moe_align(const char* op, const TensorRef& sorted_token_ids,
                                         const TensorRef& expert_ids, const TensorRef& num_tokens_post_padded,
                                         const TensorRef& topk_ids, int64_t num_experts, int64_t block_size) {
-  Sym tokens{"T"}, top_k{"k"}, sorted{"P"}, blocks{"B"};
+  Sym tokens{"T"}, top_k{"k"};
   const Arg ids(op, "topk_ids", topk_ids);
   ids.dtype({DType::i32}).shape({tokens, top_k}).contiguous();
   if (num_experts < 1 || num_experts > moe::kMaxAlignedExperts) {
