@@ -94,9 +94,9 @@ struct ToCache<In, E4M3> {
 };
 
 // Where a slot's row begins in a cache, in elements; -1 for a slot that is to be skipped.
-SIMT_DEV int64_t slot_offset(int64_t slot, const ReshapeAndCacheParams& p, const FastDiv& block_size,
+SIMT_DEV int64_t slot_offset(int64_t slot, int64_t num_slots, const FastDiv& block_size,
                              const CacheRows& cache) {
-  if (slot < 0 || slot >= p.num_slots) return -1;
+  if (slot < 0 || slot >= num_slots) return -1;
   const auto at = static_cast<uint32_t>(slot);
   const uint32_t block = block_size.quotient(at);
   return block * cache.stride_block + (at - block * block_size.divisor()) * cache.stride_slot;

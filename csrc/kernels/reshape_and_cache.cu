@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < static_cast<int>(blockDim.y) * kTokens;
        i += blockDim.x * blockDim.y) {
     const int64_t slot = cta_token + i < p.num_tokens ? p.slot_mapping[cta_token + i] : -1;
-    offsets[i][0] = slot_offset(slot, p, block_size, p.cache[0]);
-    offsets[i][1] = slot_offset(slot, p, block_size, p.cache[1]);
+    offsets[i][0] = slot_offset(slot, p.num_slots, block_size, p.cache[0]);
+    offsets[i][1] = slot_offset(slot, p.num_slots, block_size, p.cache[1]);
   }
   __syncthreads();
   if (!active) return;

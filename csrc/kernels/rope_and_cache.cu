@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     const int64_t token = cta_token + i;
     const int64_t slot = token < num_tokens ? p.store.slot_mapping[token] : -1;
     const int64_t position = token < num_tokens ? p.rotary.positions[token * p.rotary.positions_stride] : -1;
-    offsets[i][0] = slot_offset(slot, p.store, block_size, p.store.cache[0]);
-    offsets[i][1] = slot_offset(slot, p.store, block_size, p.store.cache[1]);
+    offsets[i][0] = slot_offset(slot, p.store.num_slots, block_size, p.store.cache[0]);
+    offsets[i][1] = slot_offset(slot, p.store.num_slots, block_size, p.store.cache[1]);
     const bool known = position >= 0 && position < p.rotary.cache_rows;
     offsets[i][2] = known ? position * p.rotary.cache_stride : -1;
   }

@@ -51,6 +51,12 @@ def test_more_layers_than_one_launch_takes(device: Device) -> None:
     check(device, keys, values, torch.tensor([[2, 0]]))
 
 
+def test_layers_of_one_cache(device: Device) -> None:
+    """Of latent attention: [num_blocks, block_size, 1, R + P], and no values."""
+    caches = [filled(9, 16, 1, 72, dtype=torch.bfloat16, device=str(device.torch_device)) for _ in range(3)]
+    check(device, caches, [], torch.tensor([[0, 5], [0, 6], [7, 2]]))
+
+
 def test_only_the_step_between_runs_is_not_aligned(device: Device) -> None:
     """Runs of 32 bytes, 34 apart, in blocks of 272 bytes."""
     where = str(device.torch_device)
@@ -101,7 +107,7 @@ def test_wrong_arguments(device: Device) -> None:
     before = key.clone()
     mapping = device.put(torch.tensor([[0, 1]]))
     cases = [
-        (([key], [], mapping), "value_caches: expected 1 tensors as key_caches, got 0"),
+        (([key] * 2, [value], mapping), "value_caches: expected 2 tensors as key_caches, or none, got 1"),
         (([key], [value], mapping[0]), r"block_mapping: expected shape \[n, 2\], got \[2\]"),
         (([key[:1].expand_as(key)], [value], mapping), r"key_caches\[0\]: expected memory of its own"),
         (([key[:, ::2, ::2]], [value], mapping), r"key_caches\[0\]: expected blocks that are one run of mem"),

@@ -106,7 +106,7 @@ def test_wrong_arguments() -> None:
     key, value = make_caches("dense", torch.float32)
     mapping = torch.tensor([[0, 1]])
     cases = [
-        (([key], [], mapping), "value_caches: expected 1 tensors as key_caches, got 0"),
+        (([key] * 2, [value], mapping), "value_caches: expected 2 tensors as key_caches, or none, got 1"),
         (([key], [value], mapping.int()), "block_mapping: expected dtype int64, got int32"),
         (([key], [value], mapping[0]), r"block_mapping: expected shape \[n, 2\], got \[2\]"),
         (

@@ -31,8 +31,9 @@ inline CopyBlocksArgs::CopyBlocksArgs(const char* op, const pybind11::sequence& 
                                       const pybind11::sequence& value_caches, const TensorRef& mapping) {
   append_caches(op, "key_caches", key_caches, caches);
   append_caches(op, "value_caches", value_caches, caches);
-  if (key_caches.size() != value_caches.size()) {
-    fail_expected(op, "value_caches", std::to_string(key_caches.size()) + " tensors as key_caches",
+  // Latent attention has one cache a layer, and no values.
+  if (value_caches.size() != 0 && key_caches.size() != value_caches.size()) {
+    fail_expected(op, "value_caches", std::to_string(key_caches.size()) + " tensors as key_caches, or none",
                   std::to_string(value_caches.size()));
   }
   for (const auto& cache : caches) {

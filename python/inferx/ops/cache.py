@@ -114,7 +114,7 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
     Args:
         key_caches: one tensor per layer, ``[num_blocks, ...]``, any dtype.  A block is one run of memory or
             evenly spaced runs of it; the rest of the strides is free.
-        value_caches: likewise, as many as ``key_caches``.
+        value_caches: likewise, as many as ``key_caches``; none where a layer has one cache for both.
         block_mapping: ``[n, 2]`` int64, contiguous: (source, destination) pairs.  A source may feed several
             destinations; a destination occurs once and is no source, because the pairs are copied in any
             order.  On the CPU or on the caches' device.
