@@ -34,6 +34,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "sample_tokens_kernel": (VECTOR_LOAD,),
     "decode::attention_decode_kernel": (CP_ASYNC, LDMATRIX, MMA),
     "prefill::attention_prefill_kernel": (CP_ASYNC, LDMATRIX, MMA),
+    "moe_gemm::moe_gemm_kernel": (CP_ASYNC, LDMATRIX, MMA),
 }
 
 # In no kernel: double-precision arithmetic is 1/64 as fast on most cards, and local memory means that an

@@ -1,5 +1,6 @@
 // Bound by memory: two reads and one write an element.
 #include "kernels/activation.h"
+#include "kernels/gate_functions.cuh"
 #include "kernels/group.cuh"
 
 namespace inferx::cuda {
@@ -10,23 +11,6 @@ using namespace simt;
 constexpr int kThreads = 128;  // x 8 elements: 1,024 columns of one row a CTA
 constexpr int64_t kColumns = kThreads * kGroup;
 constexpr int64_t kMaxGridY = 65535;
-
-// The same forms as csrc/cpu/isa/activation.cpp: none of them cancels in the negative tail.
-struct Silu {
-  SIMT_DEV static float apply(float z) { return z / (1.0f + expf(-z)); }
-};
-struct Gelu {
-  SIMT_DEV static float apply(float z) {
-    const float tail = 0.5f * erfcf(fabsf(z) * 0x1.6a09e6p-1f);
-    return z * (z < 0.0f ? tail : 1.0f - tail);
-  }
-};
-struct GeluTanh {
-  SIMT_DEV static float apply(float z) {
-    const float inner = fmaf(0.044715f * z * z, z, z);
-    return z / (1.0f + expf(-0x1.988454p0f * inner));
-  }
-};
 
 // blockIdx.x = row, blockIdx.y = kColumns columns of it.
 template <class F, class T>

@@ -20,6 +20,7 @@ from inferx.ops.cache import (
 from inferx.ops.cascade import cascade_attention
 from inferx.ops.embedding import embedding
 from inferx.ops.experts import PackedExperts, batched_linear, pack_experts, packed_experts_nbytes
+from inferx.ops.fused_moe import fused_moe
 from inferx.ops.info import build_info, get_num_threads, set_num_threads
 from inferx.ops.linear import AnyWeight, DenseWeight, PackedWeight, linear, pack_weight, packed_nbytes
 from inferx.ops.mla import concat_and_cache_mla, mla_attention
@@ -48,6 +49,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "gather_blocks",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
