@@ -1,6 +1,7 @@
 #include "cpu/experts.h"
 
 #include "cpu/expert_groups.h"
+#include "cpu/experts_kernels.h"
 #include "cpu/scratch.h"
 
 namespace inferx::cpu {

@@ -62,11 +62,4 @@ struct BatchedLinearParams {
 };
 void batched_linear(const BatchedLinearParams& params);
 
-struct ExpertsKernels {
-  // out[i] = sum over j in order of weights[j] * y[rows[j] * n + i] for i < n; rows[j] = -1 adds nothing.
-  void (*combine)(float* out, const float* y, int64_t n, const int32_t* rows, const float* weights,
-                  int64_t top_k);
-};
-INFERX_DECLARE_KERNELS(ExpertsKernels, experts_kernels)
-
 }  // namespace inferx::cpu

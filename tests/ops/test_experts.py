@@ -245,12 +245,12 @@ def test_a_token_has_one_result(dtype: str) -> None:
 
 def test_several_passes() -> None:
     """More pairs than scratch memory takes at once: 64 MB."""
-    layer = make_layer(2, 2048, 2048)
-    tokens = 4100
+    layer = make_layer(2, 2048, 1)
+    tokens = 8300
     x = torch.randn(1, 2048).expand(tokens, 2048)
     weights, ids = torch.rand(tokens, 1), torch.randint(-1, 2, (tokens, 1), dtype=torch.int32)
     y = fused_moe_packed(x, layer.w13, layer.w2, weights, ids)
-    assert tokens * (2048 + 2048) > 16 << 20
+    assert tokens * (2048 + 1) > 16 << 20
     one = [by_linear(x[:1], layer, torch.ones(1, 1), torch.tensor([[e]]))[0] for e in (0, 1)]
     table = torch.stack([*one, torch.zeros(2048)])
     assert_same_bits(y, weights * table[ids[:, 0].long()] + 0.0)

@@ -1,5 +1,4 @@
-#include "cpu/experts.h"
-
+#include "cpu/experts_kernels.h"
 #include "cpu/isa/vec.h"
 
 namespace inferx::cpu::INFERX_ISA {
