@@ -92,7 +92,7 @@ _PROJECTIONS = ("gate", "up")
 def build(name: str, **changes: Any) -> PreTrainedModel:
     """Every parameter and buffer of the weights random, and different."""
     kind, options = CONFIGS[name]
-    model = transformers.AutoModelForCausalLM.from_config(kind(**options, **changes))
+    model = transformers.AutoModelForCausalLM.from_config(kind(**(options | changes)))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in model.state_dict().values():

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from inferx.errors import LoadError
+from inferx.loader import mxfp4
 from inferx.loader.config import ModelConfig
 from inferx.loader.transforms import Part, Source
 
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up|gate|up|down)_proj\.(weight|bias)")
 _PARTS = {"gate_up": ("gate", "up"), "gate": ("gate",), "up": ("up",), "down": ("down",)}
+
+
+@dataclass(frozen=True)
+class StackLayout:
+    """What gpt-oss does differently from everyone else.
+
+    transposed: matrices are ``[columns, rows]``.  alternating: gate's and up's rows take turns, in the biases
+    too.  scales: matrices are blocks of MXFP4, whose exponents are in the tensor of that name.
+    """
+
+    transposed: bool = False
+    alternating: bool = False
+    scales: str | None = None
+
+
+PLAIN = StackLayout()
 
 
 def split_experts(
@@ -19,13 +37,12 @@ def split_experts(
     shape: tuple[int, ...],
     config: ModelConfig,
     path: Path,
-    transposed: bool = False,
+    layout: StackLayout = PLAIN,
 ) -> list[Part] | None:
     """For a stack of experts: [(canonical name, its rows, shape)] of each; None for all other tensors.
 
     A stack is ``[experts, rows, columns]`` (biases ``[experts, rows]``), in gate_up the gate's rows before
-    the up's.  transposed: ``[experts, columns, rows]``, and gate's and up's rows alternate, in the biases
-    too.  LoadError when the shape is not what the configuration says.
+    the up's, unless ``layout`` says otherwise.  LoadError when the shape is not what the configuration says.
     """
     match, moe = _STACKED.fullmatch(canonical), config.moe
     if match is None or moe is None:
@@ -36,7 +53,9 @@ def split_experts(
     part_rows = config.hidden_size if down else moe.intermediate_size
     columns = moe.intermediate_size if down else config.hidden_size
     rows = part_rows * len(names)
-    matrix = (columns, rows) if transposed else (rows, columns)
+    matrix: tuple[int, ...] = (columns, rows) if layout.transposed else (rows, columns)
+    if layout.scales is not None:
+        matrix = mxfp4.stored_shape(rows, columns, f"{path}: tensor {stored}")
     expected = (moe.num_experts, *matrix) if kind == "weight" else (moe.num_experts, rows)
     if shape != expected:
         raise LoadError(
@@ -49,11 +68,12 @@ def split_experts(
         for index, name in enumerate(names):
             start = expert * rows + index * part_rows
             source = Source(stored, rows=(start, start + part_rows))
-            if transposed and kind == "weight":
+            if layout.transposed and kind == "weight":
                 span = (expert * columns, (expert + 1) * columns)
                 source = Source(stored, rows=span, columns=(index, len(names)))
-            elif transposed:
+            elif layout.alternating:
                 span = (expert * rows + index, (expert + 1) * rows)
-                source = Source(stored, rows=span, row_step=len(names))
+                scales = layout.scales if kind == "weight" else None
+                source = Source(stored, rows=span, row_step=len(names), scales=scales)
             result.append((f"{stem}.{expert}.{name}_proj.{kind}", source, part_shape))
     return result

@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from inferx.errors import LoadError
+from inferx.loader import mxfp4
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
 from inferx.loader.config import ModelConfig
+from inferx.loader.expert_layout import PLAIN, StackLayout
 from inferx.loader.hf_config import model_config, token_ids
 from inferx.loader.hf_defaults import DEFAULTS
 from inferx.loader.hf_names import extra_layer, moe_name
@@ -92,19 +96,51 @@ class HFCheckpoint(Checkpoint):
             if canonical_name is None:
                 continue
             rotary = rotary_rows(canonical_name.rpartition(".")[0], self.config) if self._paired else None
-            # gpt-oss alone multiplies by its experts from the other side.
-            transposed = self.config.architecture == "gpt_oss"
-            for canonical, source, shape in parts_of(
-                canonical_name, stored, info.shape, self.config, file.path, rotary, transposed
-            ):
+            layout = self._stack_layout(stored)
+            parts = parts_of(canonical_name, stored, info.shape, self.config, file.path, rotary, layout)
+            if layout.scales is not None:
+                self._check_halves(stored, layout.scales)
+            for canonical, source, shape in parts:
                 if canonical in infos:
                     raise LoadError(f"{file.path}: tensor {canonical} occurs twice (again as {stored})")
-                infos[canonical] = TensorInfo(canonical, shape, info.dtype, file.path)
+                dtype = info.dtype if source.scales is None else "MXFP4"
+                infos[canonical] = TensorInfo(canonical, shape, dtype, file.path)
                 self._sources[canonical] = source
         return infos
 
+    def _stack_layout(self, stored: str) -> StackLayout:
+        """Of the experts in that tensor, if it holds experts."""
+        if self.config.architecture != "gpt_oss":
+            return PLAIN
+        if not stored.endswith(mxfp4.BLOCKS):
+            # Alone in this too: it multiplies by its experts from the other side.
+            return StackLayout(transposed=True, alternating=True)
+        scales = stored.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES
+        if scales not in self._stored:
+            raise LoadError(f"{self._stored[stored][0].path}: tensor {stored} is there without {scales}")
+        return StackLayout(alternating=True, scales=scales)
+
+    def _check_halves(self, blocks: str, scales: str) -> None:
+        """LoadError when the two tensors do not fit together."""
+        files = {name: self._stored[name][0] for name in (blocks, scales)}
+        for name, file in files.items():
+            if file.tensors[name].dtype != "U8":
+                raise LoadError(
+                    f"{file.path}: tensor {name}: expected dtype U8, got {file.tensors[name].dtype}"
+                )
+        expected, shape = files[blocks].tensors[blocks].shape[:-1], files[scales].tensors[scales].shape
+        if shape != expected:
+            raise LoadError(
+                f"{files[scales].path}: tensor {scales}: expected shape {list(expected)} for {blocks}, "
+                f"got {list(shape)}"
+            )
+
     def _canonical_name(self, stored: str) -> str | None:
-        """None: belongs to another modality, or to layers that predict further tokens."""
+        """None: belongs to another modality, to layers that predict further tokens, or to another tensor
+        (scales to their blocks)."""
+        gpt_oss, stem = self.config.architecture == "gpt_oss", stored.removesuffix(mxfp4.SCALES)
+        if gpt_oss and stem != stored and stem + mxfp4.BLOCKS in self._stored:
+            return None
         if self.config.architecture == "gemma3":
             if stored.startswith(_OTHER_MODALITIES):
                 return None
@@ -124,7 +160,21 @@ class HFCheckpoint(Checkpoint):
             raise LoadError(f"{self.path}: tensor {name} is missing")
         file, stored = self._stored[source.stored]
         info = self.tensors[name]
+        if source.scales is not None:
+            return RawTensor(info, self._read_mxfp4(source, info))
         return RawTensor(info, cut(file.read(stored), source, info.shape))
+
+    def _read_mxfp4(self, source: Source, info: TensorInfo) -> torch.Tensor:
+        """One expert's rows out of the two tensors."""
+        assert source.scales is not None
+        (file, blocks), (scales_file, scales) = self._stored[source.stored], self._stored[source.scales]
+        rows, columns = info.shape
+        shape = mxfp4.stored_shape(rows, columns, f"{file.path}: tensor {blocks}")
+        return mxfp4.ggml_rows(
+            cut(file.read_bytes(blocks), source, shape),
+            cut(scales_file.read_bytes(scales), source, shape[:-1]),
+            f"{scales_file.path}: tensor {scales}",
+        )
 
     def tokenizer_json(self) -> str:
         return tokenizer_json(self.path)

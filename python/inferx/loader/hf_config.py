@@ -43,10 +43,18 @@ def architecture_of(config: dict[str, Any], path: Path) -> str:
 
 
 def _check_quantization(config: dict[str, Any], path: Path) -> None:
-    """Refuses every method that stores matrices in blocks of its own."""
-    if config.get("quantization_config"):
+    """Refuses every method that stores matrices in blocks of its own, but for the experts of gpt-oss.
+
+    Which of its modules are quantised (``modules_to_not_convert``) shows in the tensors' names.
+    """
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if method != "mxfp4" or config["model_type"] != "gpt_oss":
         raise LoadError(
-            f"{path}: quantization_config: quantised safetensors are not supported; use a GGUF file"
+            f"{path}: quantization_config: quantised safetensors are not supported (quant_method "
+            f"{str(method)[:40]!r} of {config['model_type']}; only 'mxfp4' of gpt_oss is); use a GGUF file"
         )
 
 

@@ -15,7 +15,7 @@ _RENAMED = (
 _MIXTRAL_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(.*\.mlp\.experts\.\d+)\.(w[123])\.(weight|bias)")
 # Parameters of one module rather than of linear layers in it, so without a kind.
-_STACKED = re.compile(r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)(_bias)?")
+_STACKED = re.compile(r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)(_bias|_blocks)?")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -27,7 +27,7 @@ def moe_name(stored: str) -> str:
     if match := _MIXTRAL_EXPERT.fullmatch(name):
         return f"{match[1]}.{_MIXTRAL_PROJECTIONS[match[2]]}.{match[3]}"
     if match := _STACKED.fullmatch(name):
-        return f"{match[1]}.{'bias' if match[2] else 'weight'}"
+        return f"{match[1]}.{'bias' if match[2] == '_bias' else 'weight'}"
     return name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inferx.errors import LoadError
 from inferx.loader.config import ModelConfig
-from inferx.loader.expert_layout import split_experts
+from inferx.loader.expert_layout import PLAIN, StackLayout, split_experts
 from inferx.loader.transforms import Part, RotaryRows, Source, split_fused
 
 
@@ -18,13 +18,13 @@ def parts_of(
     config: ModelConfig,
     path: Path,
     rotary: RotaryRows | None = None,
-    transposed: bool = False,
+    layout: StackLayout = PLAIN,
 ) -> list[Part]:
     """canonical: the stored tensor's name as models call it, or would call it were it no stack.
-    rotary: rows of a single tensor to un-interleave.  transposed: stacks of experts are.
+    rotary: rows of a single tensor to un-interleave.  layout: of stacks of experts.
     LoadError when the shape does not allow it."""
     parts = split_fused(canonical, stored, shape, config, path) or split_experts(
-        canonical, stored, shape, config, path, transposed
+        canonical, stored, shape, config, path, layout
     )
     if parts is not None:
         return parts

@@ -70,6 +70,14 @@ class SafetensorsFile:
                 f"{self.path}: tensor {name}: dtype {info.dtype} is not supported "
                 f"(supported: {', '.join(DTYPES)})"
             )
+        return self._view(info, dtype)
+
+    def read_bytes(self, name: str) -> torch.Tensor:
+        """A view of the mapping of a U8 tensor, whose bytes are for the caller to understand."""
+        assert self.tensors[name].dtype == "U8"
+        return self._view(self.tensors[name], torch.uint8)
+
+    def _view(self, info: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
         if 0 in info.shape:
             return torch.empty(info.shape, dtype=dtype)
         if info.begin % dtype.itemsize:  # old writers do not pad the header; an aligned copy is cheap

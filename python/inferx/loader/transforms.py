@@ -34,6 +34,7 @@ class Source:
 
     rows: [start, stop), every ``row_step``-th; None = all.  columns: (first, step), for matrices stored
     transposed: after the choice of rows, these columns are the rows of the result.  rotary: un-interleave.
+    scales: the other half of a tensor of MXFP4 blocks (``mxfp4``), whose rows are chosen alike.
     """
 
     stored: str
@@ -41,6 +42,7 @@ class Source:
     row_step: int = 1
     columns: tuple[int, int] | None = None
     rotary: RotaryRows | None = None
+    scales: str | None = None
 
 
 Part = tuple[str, Source, tuple[int, ...]]  # canonical name, where it is, its shape
