@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from op_checks import check_on_instruction_set
 
-FILES = ["test_norm.py", "test_activation.py", "test_rotary.py", "test_reshape_and_cache.py"]
+FILES = [
+    "test_norm.py",
+    "test_activation.py",
+    "test_rotary.py",
+    "test_reshape_and_cache.py",
+    "test_routing.py",
+    "test_moe_sum.py",
+]
 
 
 @pytest.mark.parametrize("isa", ["base", "v3"])

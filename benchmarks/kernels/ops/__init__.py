@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.kernels.case import Cases, Target
-from benchmarks.kernels.ops import attention, cache, linear, rows, sampling
+from benchmarks.kernels.ops import attention, cache, linear, routing, rows, sampling
 
 FAMILIES: dict[str, Callable[[Target], Cases]] = {
     "attention": attention.cases,
     "cache": cache.cases,
     "linear": linear.cases,
+    "routing": routing.cases,
     "rows": rows.cases,
     "sampling": sampling.cases,
 }
