@@ -45,6 +45,46 @@ def save_tiny_llama(directory: Path, seed: int = 0, **config: object) -> Path:
     return save_with_tokenizer(tiny_model(LlamaConfig(**settings), seed=seed), directory)
 
 
+def save_tiny_moe(directory: Path, seed: int = 0, family: str = "mixtral") -> Path:
+    """A two-layer Mixtral of 5 experts; or a DeepSeek-V3 of two layers, the first without experts."""
+    from tests.models.model_harness import tiny_model
+    from transformers import DeepseekV3Config, MixtralConfig
+
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 72,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": 256,
+        "eos_token_id": EOS,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    if family == "mixtral":
+        config = MixtralConfig(**settings, head_dim=16, num_local_experts=5, num_experts_per_tok=2)
+    else:
+        settings["num_key_value_heads"] = 4
+        config = DeepseekV3Config(
+            **settings,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            kv_lora_rank=32,
+            q_lora_rank=24,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=8,
+            v_head_dim=16,
+        )
+    return save_with_tokenizer(tiny_model(config, seed=seed), directory)
+
+
 def save_with_tokenizer(model: PreTrainedModel, directory: Path) -> Path:
     """A model of ``VOCAB`` ids, with a byte-level tokenizer."""
     model.save_pretrained(directory)

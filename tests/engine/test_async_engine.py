@@ -163,7 +163,11 @@ async def test_the_process_ends_with_its_parent(tiny: Path) -> None:
     engine = AsyncEngine(args(tiny))
     await engine.start()
     process, directory = engine._process, Path(engine._directory)
-    assert engine.stats().num_free_blocks == 128
+    stats, info = engine.stats(), engine.info
+    assert info is not None
+    assert stats.num_free_blocks == 128
+    # Known before the first step.
+    assert stats.total_parameters == stats.active_parameters == info.total_parameters > 20_000
     process.stdin.close()  # what the kernel does when the front end is killed
     assert await asyncio.wait_for(process.wait(), 5) == 1
     assert not directory.exists()

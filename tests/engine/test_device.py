@@ -178,6 +178,19 @@ def test_kv_cache_types(
         kv_cache_dtype(device, requested, activations)
 
 
+def test_kv_cache_types_of_latents() -> None:
+    """Of latent attention: no float8, and on a device the activations' type."""
+    assert kv_cache_dtype(CPU, "float16", torch.float32, latent=True) == torch.float16
+    assert kv_cache_dtype(CUDA, "auto", torch.bfloat16, latent=True) == torch.bfloat16
+    for device, requested, activations in (
+        (CUDA, "fp8", torch.bfloat16),
+        (CUDA, "bfloat16", torch.float32),
+        (CPU, "fp8", torch.float32),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"latent attention\), got '{requested}'"):
+            kv_cache_dtype(device, requested, activations, latent=True)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "expected"),
     [

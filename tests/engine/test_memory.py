@@ -6,12 +6,23 @@ import dataclasses
 
 import pytest
 import torch
+from tests.models.known_configs import DEEPSEEK_V3, MIXTRAL_8X7B
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.device import Device, kv_cache_dtype
-from inferx.engine.memory import DEFAULT_KV_CEILING, GIB, RESERVE, plan_memory, resolve_max_model_len
+from inferx.engine.memory import (
+    DEFAULT_KV_CEILING,
+    GIB,
+    RESERVE,
+    kv_bytes_per_token,
+    parameters_text,
+    plan_memory,
+    resolve_max_model_len,
+)
 from inferx.errors import InvalidRequestError, MemoryBudgetError
 from inferx.loader.config import ModelConfig, RopeConfig
+from inferx.models.parameters import count_parameters
+from inferx.models.weights import ParameterCount
 
 CPU = Device("cpu", torch.device("cpu"))
 CONFIG = ModelConfig(
@@ -89,6 +100,38 @@ def test_weights_alone_may_be_too_large() -> None:
 )
 def test_scaled_contexts(rope: RopeConfig, limit: int) -> None:
     assert resolve_max_model_len(dataclasses.replace(CONFIG, rope=rope), None) == limit
+
+
+def test_the_table_says_total_and_active_parameters() -> None:
+    """Mixtral 8x7B's configuration alone."""
+    args = EngineArgs()
+    made = plan_memory(
+        MIXTRAL_8X7B,
+        args,
+        weight_bytes=93 * 10**9,
+        kv_dtype=torch.float32,
+        max_model_len=1024,
+        available=128 * GIB,
+        parameters=count_parameters(MIXTRAL_8X7B),
+    )
+    assert made.rows()[0] == ("parameters", "46.7 B total, 12.9 B active per token (93.4 GB at 16 bit)")
+    dense = dataclasses.replace(made, parameters=count_parameters(CONFIG))
+    assert dense.rows()[0] == ("parameters", "162.8 M (325.7 MB at 16 bit)")
+    assert "162.8 M" in dense.table()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1"), (999, "999"), (1000, "1.0 K"), (999_949, "999.9 K"), (999_951, "1.0 M"), (671e9, "671.0 B"),
+     (1.5e15, "1500.0 T")],
+)  # fmt: skip
+def test_counts_in_words(value: float, text: str) -> None:
+    assert parameters_text(ParameterCount(int(value), int(value))).startswith(f"{text} (")
+
+
+def test_a_token_of_latents_is_small() -> None:
+    """DeepSeek-V3: 576 values a layer, where keys and values of 128 heads would be 40,960."""
+    assert kv_bytes_per_token(DEEPSEEK_V3, torch.bfloat16) == 61 * 576 * 2
 
 
 def test_the_context_is_at_most_the_models() -> None:

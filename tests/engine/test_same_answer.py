@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.engine.core_harness import Answer, assert_idle, drive, make_core, request, save_tiny_llama
+from tests.engine.core_harness import (
+    Answer,
+    assert_idle,
+    drive,
+    make_core,
+    request,
+    save_tiny_llama,
+    save_tiny_moe,
+)
 
 from inferx.engine.core import EngineCore
 from inferx.engine.protocol import EngineRequest
+from inferx.engine.runner import ModelRunner
 from inferx.sampling_params import SamplingParams
 
 NUM_REQUESTS = 14
@@ -64,7 +74,17 @@ def alone(path: Path, requests: list[EngineRequest]) -> dict[tuple[str, int], An
 
 @pytest.mark.parametrize("case", range(6))
 def test_random_mixes(tiny: Path, seed: int, case: int) -> None:
-    rng = random.Random(f"{seed}-{case}")
+    check_random_mix(tiny, random.Random(f"{seed}-{case}"))
+
+
+@pytest.mark.parametrize("case", range(2))
+@pytest.mark.parametrize("family", ["mixtral", "deepseek"])
+def test_random_mixes_of_experts(tmp_path: Path, seed: int, family: str, case: int) -> None:
+    """Who else is in the batch decides how many tokens an expert sees; latents are copied and shared."""
+    check_random_mix(save_tiny_moe(tmp_path, family=family), random.Random(f"{seed}-{case}"))
+
+
+def check_random_mix(tiny: Path, rng: random.Random) -> None:
     requests = random_requests(rng)
     expected = alone(tiny, requests)
     cores: dict[str, EngineCore] = {
@@ -75,7 +95,9 @@ def test_random_mixes(tiny: Path, seed: int, case: int) -> None:
         ),
         "tiny pool": make_core(tiny, num_blocks=24, max_num_batched_tokens=48),
     }
-    seen = {"preemptions": 0, "hits": 0}
+    seen = {"preemptions": 0, "hits": 0, "copies": 0}
+    for core in cores.values():
+        count_copies(core, seen)
     for name, core in cores.items():
         for turn in ("cold", "warm"):  # the second time, whole prompts are in the cache
             order = requests[:]
@@ -91,6 +113,19 @@ def test_random_mixes(tiny: Path, seed: int, case: int) -> None:
     # Otherwise the test would show nothing about these.
     assert seen["preemptions"] > 0
     assert seen["hits"] > 0
+    assert seen["copies"] > 0
+
+
+def count_copies(core: EngineCore, seen: dict[str, int]) -> None:
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    copy = runner.copy_blocks
+
+    def counted(copies: Sequence[tuple[int, int]]) -> None:
+        seen["copies"] += len(copies)
+        copy(copies)
+
+    runner.copy_blocks = counted  # type: ignore[method-assign]
 
 
 def test_threads_do_not_matter(tiny: Path, seed: int) -> None:

@@ -120,7 +120,11 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            num_running=len(self.running), num_waiting=len(self.waiting), generation_tokens=self.generated
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            generation_tokens=self.generated,
+            total_parameters=46_700_000_000,
+            active_parameters=12_900_000_000,
         )
 
     async def generate(

@@ -93,6 +93,8 @@ def test_metrics(make_server: Any) -> None:
         "vllm:num_preemptions_total",
     ):
         assert metric(text, name, model_name="fake-model") == 0
+    for kind, count in (("total", 46_700_000_000), ("active", 12_900_000_000)):
+        assert metric(text, "inferx:model_parameters", model_name="fake-model", kind=kind) == count
     assert metric(text, "vllm:generation_tokens_total", model_name="fake-model") == 40
     assert metric(text, "vllm:request_success_total", finished_reason="length") == 8
     samples, requests = 8, 4
