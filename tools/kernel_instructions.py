@@ -29,6 +29,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "swap_blocks_kernel<16": (VECTOR_LOAD, VECTOR_STORE),
     "gather_blocks_kernel<16": (VECTOR_LOAD, VECTOR_STORE),
     "reshape_and_cache_kernel<__nv_bfloat16, __nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
+    "concat_and_cache_mla_kernel<__nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
     "rope_and_cache_kernel<__nv_bfloat16, __nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
     "rotary_embedding_kernel<__nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
     "sample_tokens_kernel": (VECTOR_LOAD,),
