@@ -1,24 +1,21 @@
 """Tokenizers rebuilt from GGUF against independent oracles.
 
-Byte-level BPE: a plain Python BPE over the merges in the file, split by the ``regex`` module with patterns
-written out here.  SentencePiece: the sentencepiece library itself, on a model file put together from the
-GGUF's pieces, and on a model that it trained itself.
+Byte-level BPE: a plain Python BPE over the merges in the file (``plain_bpe``).  SentencePiece: the
+sentencepiece library itself, on a model file put together from the GGUF's pieces, and on a model that it
+trained itself.
 """
 
 from __future__ import annotations
 
 import random
-import unicodedata
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-import regex
 import sentencepiece
 import tiny_gguf
+from plain_bpe import TEXTS, PlainBPE, random_texts
 
 from inferx.errors import LoadError
 from inferx.loader import load_tokenizer, open_checkpoint
@@ -26,95 +23,7 @@ from inferx.loader.gguf_checkpoint import GGUFCheckpoint
 from inferx.loader.gguf_file import GGUFFile
 from inferx.loader.tokenizer import Tokenizer
 
-TEXTS = [
-    "",
-    " ",
-    "Hello world  a    b\n\tc ...",
-    "  two leading spaces and two trailing  ",
-    "\n\n\n  \n\t\t x\r\ny",
-    "it's we'll THEY'RE I'd 'sup",
-    "1234567890 3.14159 1,000,000 x86_64 ²³ ٣٤ Ⅷ",
-    "def f(x):\n    return {'a': [x ** 2 for _ in range(10)]}  # done\n",
-    "été naïve Ångström e\u0301 o\u0308 \u1100\u1161\u11a8",
-    "日本語のテキスト、中文字符。한국어 문장 ไทย हिन्दी",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 😀😀",
-    "\u200b\u00a0\u2003\u3000 odd spaces \ufeff",
-    "http://example.org/a?b=c&d=%20#e <b>bold</b> &amp; \\n \\u0041",
-    "\x00\x01\x7f control",
-    "ｆｕｌｌ ｗｉｄｔｈ ﬁ ﷺ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff",
-    "▁▁ already ▁marked",
-    "a" * 300,
-]
-
-
-def random_texts(seed: int, count: int) -> list[str]:
-    rng = random.Random(seed)
-    alphabets = [
-        "abcdefghij ABC  \n\t'",
-        "0123456789.,- ",
-        "éàüßñçøåÆ œ",
-        "日本語中文한국어 ",
-        "😀👩‍👧🏽🇩🇪 ",
-        "{}[]()<>;:=+-*/ \n    ",
-        "".join(map(chr, range(1, 256))),
-    ]
-    return [
-        "".join(
-            rng.choice(rng.choice(alphabets))
-            if rng.random() < 0.3
-            else rng.choice(alphabets[i % len(alphabets)])
-            for _ in range(rng.randrange(1, 60))
-        )
-        for i in range(count)
-    ]
-
-
 # ---- byte-level BPE
-
-_CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
-_GPT2 = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = rf"(?i:{_CONTRACTIONS})" + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_PATTERNS = {
-    "gpt-2": _GPT2,
-    "qwen2": _WORDS + r"|\p{N}" + _REST,
-    "llama-bpe": _WORDS + r"|\p{N}{1,3}" + _REST,
-}
-
-
-def split(text: str, pre: str) -> list[str]:
-    if pre == "smollm":  # every digit alone, then GPT-2's words
-        return [w for part in regex.findall(r"\p{N}|\P{N}+", text) for w in regex.findall(_GPT2, part)]
-    return regex.findall(_PATTERNS[pre], text)
-
-
-class PlainBPE:
-    """Sennrich et al.: join the neighbours with the lowest merge rank until none is left."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        tokens = file.metadata["tokenizer.ggml.tokens"]
-        self.ids = {token: i for i, token in enumerate(tokens)}
-        self.ranks = {tuple(m.split(" ")): i for i, m in enumerate(file.metadata["tokenizer.ggml.merges"])}
-        self.pre = file.metadata["tokenizer.ggml.pre"]
-        visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        hidden = [b for b in range(256) if b not in visible]
-        self.alphabet = {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
-
-    @cache  # noqa: B019
-    def word(self, word: str) -> list[int]:
-        parts = [self.alphabet[b] for b in word.encode()]
-        while len(parts) > 1:
-            rank, i = min((self.ranks.get(pair, 1 << 30), i) for i, pair in enumerate(pairwise(parts)))
-            if rank == 1 << 30:
-                break
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        # SmolLM2 has no token for some control bytes; its tokenizer drops them, having no unknown token.
-        return [self.ids[part] for part in parts if part in self.ids]
-
-    def encode(self, text: str) -> list[int]:
-        if self.pre == "qwen2":
-            text = unicodedata.normalize("NFC", text)
-        return [i for word in split(text, self.pre) for i in self.word(word)]
 
 
 @pytest.mark.parametrize("model", ["smollm2_gguf", "qwen25_gguf"])
@@ -144,17 +53,6 @@ def test_qwen2_placeholders_are_no_tokens(qwen25_gguf: Path) -> None:
     assert tokenizer.encode(marked) == [151644, 872, 198, 6023, 220, 151657, 6257, 151658, 151645]
     assert tokenizer.is_special(151645)
     assert not tokenizer.is_special(151657)
-
-
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
-def test_every_split_rule(pre: str, tmp_path: Path) -> None:
-    """With a vocabulary of bytes alone, only token boundaries of words differ; so compare the words."""
-    path = tiny_gguf.write(tmp_path / "m.gguf", pre=pre)
-    raw = load_tokenizer(open_checkpoint(path))._raw
-    for text in [*TEXTS, *random_texts(5, 100)]:
-        text = unicodedata.normalize("NFC", text)
-        pieces = raw.pre_tokenizer.pre_tokenize_str(text)
-        assert [text[a:b] for _, (a, b) in pieces] == split(text, pre), repr(text)
 
 
 def test_llama_bpe_takes_whole_words_and_adds_bos(tmp_path: Path) -> None:

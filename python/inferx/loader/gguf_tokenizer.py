@@ -1,9 +1,8 @@
 """The vocabulary inside a GGUF file as a ``tokenizers`` JSON.
 
-Two families exist.  "gpt2": byte-level BPE with explicit merges; the splitting rule is only named
-(``tokenizer.ggml .pre``) and the rules themselves belong to the published tokenizers of the models that use
-the name.  "llama": SentencePiece BPE, where a piece's score is the priority of the merge that makes it;
-merges are recovered from the pieces.  Control tokens become special added tokens, user-defined ones plain
+Two families exist.  "gpt2": byte-level BPE with explicit merges, after a splitting rule that is only named
+(``gguf_splits``).  "llama": SentencePiece BPE, where a piece's score is the priority of the merge that makes
+it; merges are recovered from the pieces.  Control tokens become special added tokens, user-defined ones plain
 added tokens.
 """
 
@@ -17,47 +16,11 @@ from typing import Any
 
 from inferx.errors import LoadError
 from inferx.loader.gguf_file import GGUFFile
+from inferx.loader.gguf_splits import RULES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPACE = "\u2581"  # how SentencePiece writes a space
 
-_CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
-_GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
-_QWEN2 = rf"{_WORDS}|\p{{N}}|{_TAIL}"
-_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH_TAIL}"
-)
-_GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:{_CONTRACTIONS})?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:{_CONTRACTIONS})?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
-)
-
-# tokenizer.ggml.pre -> rule.
-_RULES = {
-    "gpt-2": "gpt2",
-    "default": "gpt2",
-    "phi-2": "gpt2",
-    "smollm": "digits",
-    "starcoder": "digits",
-    "qwen2": "qwen2",
-    "deepseek-r1-qwen": "qwen2",
-    "llama-bpe": "llama3",
-    "llama3": "llama3",
-    "llama-v3": "llama3",
-    "dbrx": "cl100k",
-    "tekken": "tekken",
-    "gpt-4o": "gpt4o",
-}
-_SPLITS = {"qwen2": _QWEN2, "llama3": _LLAMA3, "cl100k": _LLAMA3, "tekken": _TEKKEN, "gpt4o": _GPT4O}
-# Whole words of the vocabulary win over merging, and a text starts with BOS unless the file says otherwise.
-_IGNORE_MERGES = ("llama3", "tekken")
-_BOS_BY_DEFAULT = ("llama3", "tekken")
 _PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 
 
@@ -208,11 +171,11 @@ def _description(**parts: Any) -> dict[str, Any]:
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     pre = vocabulary.get("pre", "default")
-    rule = _RULES.get(pre) if isinstance(pre, str) else None
+    rule = RULES.get(pre) if isinstance(pre, str) else None
     if rule is None:
         raise LoadError(
             f"{vocabulary.path}: pre-tokenizer {pre!r} is not supported "
-            f"(supported: {', '.join(sorted(_RULES))})"
+            f"(supported: {', '.join(sorted(RULES))})"
         )
     vocab = vocabulary.encodable()
     merges = vocabulary.merges()
@@ -222,26 +185,15 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
                 f"{vocabulary.path}: tokenizer.ggml.merges joins {left!r} and {right!r}, "
                 "which is not among the tokens"
             )
+    prefix = vocabulary.flag("add_space_prefix", False)
     return _description(
         added_tokens=vocabulary.added_tokens(),
-        normalizer={"type": "NFC"} if rule == "qwen2" else None,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": _pre_tokenizers(rule, vocabulary)},
-        post_processor=vocabulary.template(rule in _BOS_BY_DEFAULT),
+        normalizer={"type": "NFC"} if rule.nfc else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": rule.pre_tokenizers(prefix)},
+        post_processor=vocabulary.template(rule.bos),
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        model=_bpe(vocab, merges, ignore_merges=rule in _IGNORE_MERGES),
+        model=_bpe(vocab, merges, ignore_merges=rule.whole_words),
     )
-
-
-def _pre_tokenizers(rule: str, vocabulary: _Vocabulary) -> list[dict[str, Any]]:
-    prefix = vocabulary.flag("add_space_prefix", False)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": False}
-
-    def split(pattern: str) -> dict[str, Any]:
-        return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-    if rule == "digits":
-        return [{"type": "Digits", "individual_digits": True}, split(_GPT2), byte_level]
-    return [split(_SPLITS.get(rule, _GPT2)), byte_level]
 
 
 # ---- SentencePiece BPE
