@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gguf_tokenizer import TEXTS, random_texts
+from plain_bpe import TEXTS, random_texts
 
 from inferx.errors import InvalidRequestError, LoadError
 from inferx.loader import Tokenizer, load_tokenizer, open_checkpoint
