@@ -3,9 +3,10 @@
     python -m benchmarks.engine [--model MODEL] [--threads 2] [--repeats 5] [--json FILE]
 
 decode N: N requests of 128 prompt tokens generate together; the rate is N tokens over the median time of
-the steps in which all of them decode.  Its floor is the time to read every packed weight and the keys and
-values of every request once, at the measured read bandwidth; with many requests arithmetic takes longer
-than that, and then its floor, at the measured float32 multiply-add peak, is the one that counts.
+the steps in which all of them decode.  Its floor is the time to read every packed weight (of experts: those
+that the step's tokens chose, counted in a pass of its own) and the keys and values of every request once, at
+the measured read bandwidth; with many requests arithmetic takes longer than that, and then its floor, at the
+measured float32 multiply-add peak, is the one that counts.
 prefill: one prompt of 2,000 tokens, one generated; the rate is prompt tokens over the time to the first
 token.
 
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+from benchmarks.engine.experts import ExpertCounter
 from benchmarks.kernels.probes import Probes
 
 from inferx import SamplingParams, __version__, ops
@@ -57,6 +59,7 @@ class Bench:
         probes = Probes(ops.build_info()["simd_target"])
         self.bandwidth = probes.read_bandwidth(args.threads)
         self.flops = probes.flops(args.threads)
+        self.experts = ExpertCounter(self.engine.core.model)
         self._number = 0
 
     def add(self, prompt_tokens: int, new_tokens: int) -> None:
@@ -67,23 +70,38 @@ class Bench:
 
     def decode(self, count: int) -> Figure:
         """All steps in which ``count`` requests each decode one token."""
-        medians = []
-        for _ in range(self.repeats):
-            for _ in range(count):
-                self.add(PROMPT_TOKENS, NEW_TOKENS)
-            times = []
-            while self.engine.has_work:
-                start = time.perf_counter()
-                moved = len(list(self.engine.step()))
-                elapsed = time.perf_counter() - start
-                if moved == count and self._all_decoding(count):
-                    times.append(elapsed)
-            medians.append(statistics.median(times))
-        step = statistics.median(medians)
+        step = statistics.median(self._decode_pass(count) for _ in range(self.repeats))
+        idle = self._idle_experts(count)
         context = PROMPT_TOKENS + NEW_TOKENS // 2
         info = self.engine.core.info
-        read = info.weight_bytes + count * context * info.kv_bytes_per_token
+        read = info.weight_bytes - idle + count * context * info.kv_bytes_per_token
         return self._figure(f"decode {count}", count, step, read, count * self._token_flops(context))
+
+    def _decode_pass(self, count: int) -> float:
+        """The median time of a step."""
+        for _ in range(count):
+            self.add(PROMPT_TOKENS, NEW_TOKENS)
+        times = []
+        while self.engine.has_work:
+            start = time.perf_counter()
+            moved = len(list(self.engine.step()))
+            elapsed = time.perf_counter() - start
+            if moved == count and self._all_decoding(count):
+                times.append(elapsed)
+        return statistics.median(times)
+
+    def _idle_experts(self, count: int) -> float:
+        """Bytes of experts that a step of ``count`` decoding requests does not read."""
+        for _ in range(count):
+            self.add(PROMPT_TOKENS, NEW_TOKENS)
+        while not self._all_decoding(count):
+            list(self.engine.step())
+        with self.experts.counting():
+            while self._all_decoding(count):
+                list(self.engine.step())
+        while self.engine.has_work:
+            list(self.engine.step())
+        return self.experts.idle_bytes
 
     def _all_decoding(self, count: int) -> bool:
         running = self.engine.core.scheduler.running
@@ -111,13 +129,16 @@ class Bench:
 
     def _token_flops(self, context: int, head: bool = True) -> float:
         """Multiply-adds count as two; projections, head and attention over ``context`` tokens."""
-        c = self.engine.core.model.config
-        width = c.num_attention_heads * c.head_dim
-        kv_width = c.num_key_value_heads * c.head_dim
-        layer = c.hidden_size * (2 * width + 2 * kv_width) + 3 * c.hidden_size * c.intermediate_size
-        attention = 2 * width * context
-        total = c.num_hidden_layers * (layer + attention)
-        return 2.0 * (total + (c.hidden_size * c.vocab_size if head else 0))
+        model = self.engine.core.model
+        c = model.config
+        table = c.hidden_size * c.vocab_size
+        # A tied table is counted once, and it is the head; another one is only looked up.
+        active = model.parameters.active - (0 if c.tie_word_embeddings else table)
+        if c.mla is None:
+            attention = 2 * c.num_attention_heads * c.head_dim * context
+        else:
+            attention = c.num_attention_heads * (c.mla.cache_dim + c.mla.kv_lora_rank) * context
+        return 2.0 * (active - (0 if head else table) + c.num_hidden_layers * attention)
 
     def _figure(self, name: str, tokens: int, seconds: float, read_bytes: float, operations: float) -> Figure:
         memory, arithmetic = read_bytes / self.bandwidth, operations / self.flops
