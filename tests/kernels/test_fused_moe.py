@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Device
+from harness import Device, simt_module
 from op_checks import FLOATS, assert_same_bits
 from torch import Tensor
 
+from inferx import ops
+from inferx.ops._lib import use_kernels
 from inferx.ops.fused_moe import ACTIVATIONS, fused_moe, tokens_of_tile
 
 # Relative to the largest element of a result.
@@ -260,6 +262,50 @@ def test_strides_change_no_bit(device: Device) -> None:
         assert not out[:, :8].any()
 
 
+def test_no_bank_conflicts(device: Device) -> None:
+    if device.module is None:
+        pytest.skip("the executor counts them")
+    sizes = set()
+    for tokens, experts in ((3, 2), (40, 8), (35, 3), (40, 2), (60, 2)):
+        for dtype in (torch.float32, torch.bfloat16):
+            layer = make_layer(dtype, experts, 136, 64)
+            weights, ids = make_routing(tokens, experts, 2)
+            sizes.add(tokens_of_tile(tokens * 2, experts, dtype))
+            device.module.stats(), device.module.bank_conflicts()
+            device.module.configure({"bank_conflicts": 1})
+            layer.run(device, torch.randn(tokens, 136).to(dtype), weights, ids)
+            stats = device.module.stats()
+            lines = [line for line in device.module.bank_conflicts() if not line[0].startswith("moe_")]
+            device.module.configure({"bank_conflicts": 0})
+            assert (stats["ldmatrix"] > 0) == (dtype != torch.float32)
+            assert stats["ldmatrix_extra"] == 0
+            assert bool(lines) == device.module.is_checked()
+            assert [line for line in lines if line[2] > 0] == []
+    assert sizes == {8, 16, 32, 64, 128}
+
+
+def test_compiled_code_gives_the_same() -> None:
+    layer = make_layer(torch.bfloat16, 3, 40, 24, torch.float32)
+    x, (weights, ids) = torch.randn(40, 40).bfloat16(), make_routing(40, 3, 2)
+
+    def run(x: Tensor) -> Tensor:
+        return fused_moe(x * 2, layer.w13, layer.w2, weights, ids, w13_bias=layer.w13_bias)
+
+    with use_kernels(simt_module("inferx_simt_fast")):
+        assert_same_bits(torch.compile(run, backend="aot_eager", fullgraph=True)(x), run(x))
+
+
+def test_packed_experts_take_the_cpus_way() -> None:
+    layer = make_layer(torch.float32, 3, 32, 24, torch.float32, activation="swigluoai")
+    x, (weights, ids) = torch.randn(5, 32), make_routing(5, 3, 2)
+    out = fused_moe(
+        x, ops.pack_experts(layer.w13, "F32", (3, 48, 32), parts=2),
+        ops.pack_experts(layer.w2, "F32", (3, 32, 24)), weights, ids,
+        activation="swigluoai", w13_bias=layer.w13_bias, w2_bias=layer.w2_bias,
+    )  # fmt: skip
+    assert (out - layer.expected(x, weights, ids)).abs().max() < 1e-5
+
+
 def test_wrong_arguments(device: Device) -> None:
     layer = make_layer(torch.bfloat16, 3, 40, 24)
     x, (weights, ids) = torch.randn(2, 40).bfloat16(), make_routing(2, 3, 2)
@@ -308,3 +354,24 @@ def test_large(dtype: torch.dtype, tokens: int) -> None:
     assert error <= TOLERANCE[dtype] * expected.abs().max().item()
     alone = layer.run(device, x[:1], weights[:1], ids[:1])
     assert_same_bits(alone, out[:1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [4, 100])
+def test_a_captured_graph_holds_for_other_ids(tokens: int) -> None:
+    device = Device("cuda")
+    layer = make_layer(torch.bfloat16, 8, 256, 128)
+    x, (weights, ids) = torch.randn(tokens, 256).bfloat16(), make_routing(tokens, 8, 2)
+    arguments = [device.put(t) for t in (x, layer.w13, layer.w2, weights, ids)]
+    fused_moe(*arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fused_moe(*arguments)
+    for _ in range(2):
+        weights, ids = make_routing(tokens, 8, 2)
+        ids[0] = -1
+        arguments[3].copy_(weights)
+        arguments[4].copy_(ids)
+        graph.replay()
+        assert_same_bits(out.cpu(), layer.run(device, x, weights, ids))
