@@ -18,7 +18,8 @@ constexpr uint32_t kNoKey = 0;
 // Sorts like x; NaN counts as -inf.
 INFERX_ROUTING uint32_t choice_key(float x) { return sampling::key_of(x == x ? x : -HUGE_VALF); }
 
-// exp(z) for z <= 0, within 1 ulp; 0 where the result would come near the subnormals, and for NaN.
+// exp(z) for z <= 0, within 1 ulp (exp_nonpositive holds down to -87.3, where its result would be subnormal);
+// 0 below -87 and for NaN.
 INFERX_ROUTING float exp_or_zero(float z) {
   const bool counts = z >= -87.0f;
   const float e = sampling::exp_nonpositive(counts ? z : 0.0f);

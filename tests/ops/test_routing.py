@@ -234,6 +234,17 @@ def test_huge_and_tiny_logits() -> None:
         assert not ops.topk_softmax(logits, 4, e_score_correction_bias=bias)[0].isnan().any()
 
 
+def test_small_weights_are_as_exact_as_large_ones() -> None:
+    logits = -86 * torch.rand(300, 32)
+    logits[:, 5] = 0.0  # so that x - max is exact
+    for op, exact in (
+        (ops.topk_softmax, logits.double().softmax(-1)),
+        (ops.topk_sigmoid, logits.double().sigmoid()),
+    ):
+        weights, ids = op(logits, 32)
+        torch.testing.assert_close(weights.double(), exact.gather(1, ids.long()), rtol=6e-7, atol=0)
+
+
 def test_infinite_bias() -> None:
     bias = torch.tensor([0.0, INF, -INF, NAN])
     weights, ids = ops.topk_softmax(torch.zeros(1, 4), 4, e_score_correction_bias=bias)
