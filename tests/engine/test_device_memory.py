@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.engine.core_harness import save_tiny_llama
+from tests.engine.core_harness import save_tiny_llama, save_tiny_moe
 from tests.engine.test_memory import CONFIG
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.batch import BatchShape, Layout
+from inferx.engine.buffers import buffer_values
 from inferx.engine.device_memory import (
     DeviceUse,
     activation_bytes,
@@ -130,6 +132,35 @@ def test_dense_weights_are_counted_exactly(tmp_path: Path, dtype: torch.dtype, t
     where = Placement(torch.device("cpu"), dtype, dense=True)
     model = build_model(checkpoint, placement=where)
     assert dense_weight_bytes(checkpoint, dtype.itemsize) == model.weight_bytes
+    checkpoint.close()
+
+
+def buffered(*buffers: Any) -> int:
+    """Elements of all tensors in them, views of one memory once."""
+    memory: dict[int, int] = {}
+    for part in buffers:
+        for name in {slot for kind in type(part).__mro__ for slot in getattr(kind, "__slots__", ())}:
+            value = getattr(part, name, None)
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                memory[storage.data_ptr()] = storage.nbytes() // value.element_size()
+            elif value is not None:
+                memory[id(value)] = buffered(value)
+    return sum(memory.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek"])
+def test_buffers_are_those_planned(tmp_path: Path, family: str) -> None:
+    path = save_tiny_llama(tmp_path) if family == "llama" else save_tiny_moe(tmp_path, family=family)
+    checkpoint = open_checkpoint(path)
+    model = build_model(checkpoint)
+    config, moe, tokens = model.config, model.config.moe, 7
+    actual = buffered(model.attention_buffers(tokens), model.mlp_buffers(tokens))
+    pairs = 0 if moe is None else moe.top_k * (moe.intermediate_size + config.hidden_size)
+    planned = tokens * (buffer_values(config) - 2 * config.hidden_size - pairs)
+    assert actual <= planned
+    # Logits, weights and ids count as twice as wide.
+    assert planned - actual == (0 if moe is None else tokens * (moe.num_experts + 2 * moe.top_k))
     checkpoint.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.core_harness import make_core, save_tiny_llama
+from tests.engine.core_harness import make_core, save_tiny_llama, save_tiny_moe
 
 from inferx.errors import LoadError
 
@@ -57,6 +57,18 @@ def test_a_huge_token_id_is_damage(tmp_path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(LoadError, match="1000000000"):
         make_core(path)
+
+
+def test_parameters_in_the_table_and_in_the_statistics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them take memory; a token computes with two of five experts."""
+    with caplog.at_level("INFO", "inferx.engine"):
+        core = make_core(save_tiny_moe(tmp_path))
+    total, active = core.info.total_parameters, core.info.active_parameters
+    assert total - active == 2 * 3 * 3 * 48 * 72  # layers, idle experts, matrices of each
+    assert (core.stats().total_parameters, core.stats().active_parameters) == (total, active)
+    assert f"{total / 1000:.1f} K total, {active / 1000:.1f} K active per token" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["2,1", "abc", "-3", "99999999999", ""])
