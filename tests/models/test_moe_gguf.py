@@ -59,6 +59,12 @@ def test_super_blocks(kind: str, tmp_path: Path) -> None:
     check(config, tmp_path, lambda name: kind if "experts" in name else "Q8_0")
 
 
+def test_gpt_oss_as_published(tmp_path: Path) -> None:
+    """Experts in MXFP4."""
+    config = FAMILIES["gpt-oss"]()
+    check(config, tmp_path, lambda name: "MXFP4" if ".experts." in name else "Q8_0")
+
+
 def check(
     config: PretrainedConfig,
     tmp_path: Path,
