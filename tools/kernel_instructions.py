@@ -35,6 +35,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "sample_tokens_kernel": (VECTOR_LOAD,),
     "decode::attention_decode_kernel": (CP_ASYNC, LDMATRIX, MMA),
     "prefill::attention_prefill_kernel": (CP_ASYNC, LDMATRIX, MMA),
+    "mla::mla_attention_mma_kernel": (CP_ASYNC, LDMATRIX, MMA),
     "moe_gemm::moe_gemm_kernel": (CP_ASYNC, LDMATRIX, MMA),
 }
 

@@ -19,6 +19,7 @@ using namespace simt;
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kWarpKeys = kTile / kWarps;  // 16: the k of one mma in P V
 static_assert(kWarpKeys == 16 && kDecodeRows == 16);
+using WorkWalk = cuda::WorkWalk<PagedAttentionParams>;
 
 template <class Cache, int D>
 struct Shape {

@@ -57,8 +57,9 @@ SIMT_DEV Octet find_octet(const PagedAttentionParams& p, const int32_t* table, i
 }
 
 // The octets of a warp's next tiles, one a lane, so that the table is read once in 32 octets and well before
-// the copies that need it.  Of every tile the warp takes `kOctets` octets from `first_octet` on.
-template <int kOctets>
+// the copies that need it.  Of every tile (of kKeys keys) the warp takes `kOctets` octets from `first_octet`
+// on.
+template <int kOctets, int kKeys = kTile>
 class OctetWindow {
  public:
   static constexpr int kTiles = 32 / kOctets;
@@ -70,13 +71,18 @@ class OctetWindow {
     request_ = request;
     first_tile_ = tile;
     const int lane = lane_id(),
-              octet = (tile + lane / kOctets) * (kTile / kOctet) + first_octet + lane % kOctets;
+              octet = (tile + lane / kOctets) * (kKeys / kOctet) + first_octet + lane % kOctets;
     mine_ = find_octet(p, p.block_tables + request * p.block_tables_stride, octet, begin, end);
   }
   // Octet i of the warp's in `tile`; i may differ between lanes.  All lanes must call.
   SIMT_DEV Octet get(int tile, int i) const {
     const int source = (tile - first_tile_) * kOctets + i;
     return {__shfl_sync(~0u, mine_.block, source), __shfl_sync(~0u, mine_.slot, source)};
+  }
+  // Bit i: octet i of the warp's in `tile` has keys.  All lanes must call.
+  SIMT_DEV uint32_t present(int tile) const {
+    const uint32_t all = __ballot_sync(~0u, mine_.block >= 0);
+    return all >> (tile - first_tile_) * kOctets & ((1u << kOctets) - 1);
   }
 
  private:

@@ -5,6 +5,9 @@
 // cost; CTA c of G takes those that begin in the c-th G-th of the total.  A request of several splits leaves
 // partial results in scratch for combine.cu; where scratch does not suffice for all of them, its units stay
 // whole: one CTA takes the splits in order and joins them as combine.cu would.
+//
+// Latent attention deals its work out likewise: what a request consists of is said by load_decode_request for
+// its own parameters (mla_attention/work.cuh).
 #pragma once
 #include "kernels/attention/kv_tile.cuh"
 #include "kernels/attention/request.cuh"
@@ -58,8 +61,8 @@ struct WorkStart {
 
 // Finds it, with all threads of the CTA.  CTA 0 also notes for combine.cu where each request's partial
 // results begin (-1: it has none).
-template <int kThreads>
-SIMT_DEV void deal_work(const PagedAttentionParams& p, WorkStart& start) {
+template <int kThreads, class Params>
+SIMT_DEV void deal_work(const Params& p, WorkStart& start) {
   SHARED(int64_t, warp_totals, [kThreads / 32][2]);
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) / 32, batch = static_cast<int>(p.batch);
   const int share = (batch + kThreads - 1) / kThreads;
@@ -102,9 +105,10 @@ SIMT_DEV void deal_work(const PagedAttentionParams& p, WorkStart& start) {
 }
 
 // The items of a CTA, in order.  Little is kept between them: registers are for the accumulators.
+template <class Params>
 class WorkWalk {
  public:
-  SIMT_DEV WorkWalk(const PagedAttentionParams& p, const WorkStart& start)
+  SIMT_DEV WorkWalk(const Params& p, const WorkStart& start)
       : p_(p), request_(start.request), done_(start.request >= p.batch) {
     if (done_) return;
     // The first item that begins at start.begin or later.
@@ -143,6 +147,18 @@ class WorkWalk {
   SIMT_DEV int64_t partial(const DecodeRequest& d, int query, int head) const {
     return first_partial_ +
            (static_cast<int64_t>(split_ - d.first_split) * d.request.q_len + query) * p_.num_heads + head;
+  }
+
+  // What is left, for a walk that goes on from here: a kernel may have no registers to keep one.
+  SIMT_DEV WorkStart rest() const {
+    if (done_) return {static_cast<int>(p_.batch), 0, 0, 0, 0};
+    const DecodeRequest d = load_decode_request(p_, request_);
+    int64_t begin = static_cast<int64_t>(unit_) * d.unit_cost;  // counted from the request
+    if (split_ > d.first_split) {
+      begin += static_cast<int64_t>(split_ - d.first_split) * (p_.split_tiles + kItemCost) -
+               (d.first_tile - d.first_split * p_.split_tiles);
+    }
+    return {request_, 0, first_partial_, begin, begin + left_};
   }
 
   SIMT_DEV void advance() {
@@ -184,7 +200,7 @@ class WorkWalk {
     enter(d);
   }
 
-  const PagedAttentionParams& p_;
+  const Params& p_;
   int request_, unit_ = 0, split_ = 0;
   int first_tile_ = 0, end_tile_ = 0;
   int first_partial_ = 0;  // saturated; scratch has fewer rows

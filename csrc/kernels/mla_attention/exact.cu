@@ -126,7 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int o = 1; o < kKeys; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
   __syncthreads();  // the last corrections have been used
   if (slot == 0) {
-    factors[row] = sum == 0 ? 0.0f : 1.0f / sum;
+    const float r = fast_rcp(sum);  // a division would be a call, before which accumulators are spilled
+    factors[row] = sum == 0 ? 0.0f : fmaf(r, fmaf(-sum, r, 1.0f), r);
     if (p.lse != nullptr && exists) {
       p.lse[token_of(row) * p.lse_stride_token + head_of(row) * p.lse_stride_head] =
           sum == 0 ? -INFINITY : largest + logf(sum);

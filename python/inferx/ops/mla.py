@@ -67,12 +67,11 @@ def mla_attention(
     already.  A query that sees no key gives 0.
 
     A row's bits depend on its query, the rows it sees and the scale only: not on the rest of the batch, on
-    block ids, block size, strides, the number of threads or the grid; on the CPU not on how a prompt was cut
-    into chunks either.
+    block ids, block size, strides, the number of threads, the grid or how a prompt was cut into chunks.
 
     Args:
         query: [T, num_heads, R + P], any strides with a contiguous last dimension; R + P a multiple of 8 up
-            to 1024.  float32; on a device also float16 and bfloat16, which run on tensor cores.
+            to 1024.  float32; on a device also float16 and bfloat16.
         kv_cache: [num_blocks, block_size, R + P], any strides with a contiguous last dimension.  For a
             float32 query float32, float16 or bfloat16; for a 16-bit one its dtype.  Slots that no query sees
             are not read, whatever they hold.
@@ -88,6 +87,10 @@ def mla_attention(
 
     On a device the values in ``block_tables``, ``cu_seqlens_q`` and ``seq_lens`` are not checked: lengths are
     clamped to what the tensors hold, and keys in blocks that do not exist are left out.
+
+    Tensor cores take a 16-bit query whose (R + P, value_dim) is (576, 512), (288, 256) or (80, 64): rows of
+    query, out and kv_cache have to begin at multiples of 16 bytes then, and block sizes are multiples of 8.
+    Other dimensions run in float32 arithmetic, as float32 does.
 
     Returns:
         [T, num_heads, value_dim] of query's dtype, and with ``return_lse`` the natural log of the softmax's
@@ -107,7 +110,7 @@ def mla_attention(
         out = query.new_empty((*query.shape[:2], value_dim))
     lse = query.new_empty(query.shape[:2], dtype=torch.float32) if return_lse else None
     workspace = None
-    if on_device(query):
+    if on_device(query) and query.dtype != torch.float32:
         workspace = _workspace(query, kv_cache, block_tables, value_dim, max_query_len)
     call = _mla_attention if is_compiling() else kernels_for(query).mla_attention
     call(
@@ -117,8 +120,8 @@ def mla_attention(
     return out if lse is None else (out, lse)
 
 
-# Keys that one CTA reads at a time in requests of few queries.
-_SPLIT_SIZE = 512
+# Keys that one CTA reads at a time in requests of few query rows; how many rows (queries x heads) are few.
+_SPLIT_SIZE, _SPLIT_ROWS = 512, 64
 # Partial results of splits beyond this stay with one CTA a request, which costs nothing with so many.
 _MAX_WORKSPACE = 64 << 20
 
@@ -134,8 +137,10 @@ def _workspace(
         return None  # the op says what is wrong
     (tokens, heads, _), (batch, max_blocks) = query.shape, block_tables.shape
     splits = -(-max_blocks * kv_cache.shape[1] // _SPLIT_SIZE)
-    rows = tokens if max_query_len is None else min(tokens, batch * max_query_len)
-    rows *= heads * splits
+    queries = max(_SPLIT_ROWS // max(heads, 1), 1)
+    if max_query_len is not None:
+        queries = min(queries, max_query_len)
+    rows = min(tokens, batch * queries) * heads * splits
     if splits < 2 or rows == 0:
         return None
     size = min(-(-rows // 2) * 2 * (value_dim + 2) * 4, _MAX_WORKSPACE)
