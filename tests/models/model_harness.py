@@ -49,7 +49,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
                 inputs = parameter.shape[
                     -2 if "GptOss" in type(model).__name__ and parameter.ndim == 3 else -1
                 ]
-                normal(parameter, 1.5 / inputs**0.5)
+                normal(parameter, 1.5 / max(inputs, 1) ** 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # of scores between 0 and 1
                 normal(buffer, 0.3)

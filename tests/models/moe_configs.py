@@ -131,6 +131,7 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen2-moe-dense-layers": lambda: qwen2_moe(num_hidden_layers=3, mlp_only_layers=[1]),
     "qwen2-moe-sparse-step": lambda: qwen2_moe(num_hidden_layers=3, decoder_sparse_step=2),
     "qwen2-moe-no-sparse-layer": lambda: qwen2_moe(mlp_only_layers=[0, 1]),
+    "qwen2-moe-no-biases": lambda: qwen2_moe(qkv_bias=False),
     "qwen3-moe": qwen3_moe,
     "qwen3-moe-normalised": lambda: qwen3_moe(norm_topk_prob=True),
     "qwen3-moe-dense-layers": lambda: qwen3_moe(mlp_only_layers=[0], hidden_act="gelu_pytorch_tanh"),
@@ -153,6 +154,8 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "deepseek-v3-5q": lambda: deepseek_v3(
         num_attention_heads=5, num_key_value_heads=5, n_routed_experts=60, num_experts_per_tok=8, n_group=3
     ),
+    # The norms of the latents do not follow it.
+    "deepseek-v3-epsilon": lambda: deepseek_v3(rms_norm_eps=0.1),
     "deepseek-v3-dense": lambda: deepseek_v3(first_k_dense_replace=3),
     "gpt-oss": gpt_oss,
     "gpt-oss-rotary-default": lambda: gpt_oss(
