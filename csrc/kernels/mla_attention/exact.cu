@@ -48,7 +48,7 @@ SIMT_DEV float dot(const float* a, const float* b, int dim) {
 }
 
 template <class T, class Cache, int kParts>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     mla_attention_exact_kernel(const __grid_constant__ MlaAttentionParams p) {
   DYN_SHARED(smem, 16);
   SHARED(float, weights, [kRows][kKeys]);

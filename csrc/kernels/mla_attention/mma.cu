@@ -8,7 +8,8 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kCombineWarps * 32)
     mla_combine_kernel(const __grid_constant__ MlaAttentionParams p, int rows, int groups) {
-  combine_splits<T>(p, rows, p.value_dim, p.value_dim, groups);
+  const int dim = static_cast<int>(p.value_dim);
+  combine_splits<T>(p, rows, dim, dim, groups);
 }
 
 template <class T>
