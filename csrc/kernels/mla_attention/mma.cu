@@ -6,7 +6,7 @@ namespace inferx::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kCombineWarps * 32)
+__global__ void __launch_bounds__(kCombineWarps * 32, 4)
     mla_combine_kernel(const __grid_constant__ MlaAttentionParams p, int rows, int groups) {
   const int dim = static_cast<int>(p.value_dim);
   combine_splits<T>(p, rows, dim, dim, groups);
