@@ -176,6 +176,14 @@ def test_the_scale_of_the_scores_is_the_attention_modules(kind: str) -> None:
         assert math.isclose(scalar**-0.5, module(oracle, 0).scaling, rel_tol=1e-12)
 
 
+def test_a_long_list_of_layers_takes_no_time() -> None:
+    """Layers times entries are 10 ** 10."""
+    keys = {"num_hidden_layers": 1 << 16, "mlp_only_layers": [*range(1, 1 << 16), *[1 << 20] * 100_000]}
+    moe = model_config({"model_type": "qwen3_moe", **keys}, PATH).moe
+    assert moe is not None
+    assert moe.layers == (True, *[False] * ((1 << 16) - 1))
+
+
 def test_every_spelling_of_the_number_of_experts() -> None:
     for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss"):
         for key in ("num_experts", "num_local_experts", "n_routed_experts"):
@@ -218,6 +226,9 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 4}
         ),
         ({"model_type": "qwen2_moe", "moe_intermediate_size": -1}, "moe_intermediate_size: expected a pos"),
         ({"model_type": "olmoe", "clip_qkv": -1}, "clip_qkv: expected a positive number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps: expected a positive number, got 1000"),
+        ({"rope_theta": 10**400}, "rope_theta of rope type default: expected a positive number, got 1000"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1 for mixtral, got 0.5"),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "layer_types: expected 4 entries"),
         ({"model_type": "gpt_oss", "swiglu_limit": 0}, "swiglu_limit: expected a positive number"),
         ({**DEEPSEEK, "n_group": 7}, "n_group: expected a divisor of the 256 experts, got 7"),

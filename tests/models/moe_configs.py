@@ -135,6 +135,16 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3-moe": qwen3_moe,
     "qwen3-moe-normalised": lambda: qwen3_moe(norm_topk_prob=True),
     "qwen3-moe-dense-layers": lambda: qwen3_moe(mlp_only_layers=[0], hidden_act="gelu_pytorch_tanh"),
+    # Its original length has no say.
+    "qwen3-moe-dynamic": lambda: qwen3_moe(
+        max_position_embeddings=32,
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 1e4,
+            "factor": 3.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
     "olmoe": olmoe,
     "olmoe-normalised-clipped": lambda: olmoe(norm_topk_prob=True, clip_qkv=0.7),
     "olmoe-9q3kv": lambda: olmoe(num_attention_heads=9, num_key_value_heads=3, hidden_size=72),
@@ -156,6 +166,9 @@ CASES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     # The norms of the latents do not follow it.
     "deepseek-v3-epsilon": lambda: deepseek_v3(rms_norm_eps=0.1),
+    # Saved with matrices of no rows.
+    "deepseek-v3-no-shared-expert": lambda: deepseek_v3(n_shared_experts=0),
+    "deepseek-v3-yarn-without-mscale": lambda: deepseek_v3(rope_parameters={**YARN, "mscale_all_dim": 0.0}),
     "deepseek-v3-dense": lambda: deepseek_v3(first_k_dense_replace=3),
     "gpt-oss": gpt_oss,
     "gpt-oss-rotary-default": lambda: gpt_oss(

@@ -96,6 +96,8 @@ def test_good_experts_and_latents_pass() -> None:
         ({"num_experts": 513}, "num_experts must be from 1 to 512, got 513"),
         ({"top_k": 13}, r"top_k must be from 1 to num_experts \(12\), got 13"),
         ({"top_k": 0}, "top_k must be from 1"),
+        ({"num_experts": 60, "top_k": 33}, "top_k must be at most 32, got 33"),
+        ({"num_experts": 66, "num_groups": 33, "top_groups": 2}, "num_groups must be at most 32, got 33"),
         ({"intermediate_size": 0}, "intermediate_size must be at least 1"),
         ({"layers": (True,)}, "layers has 1 entries for 2 layers"),
         ({"scoring": "tanh"}, "scoring must be softmax or sigmoid, got 'tanh'"),

@@ -65,6 +65,23 @@ def test_many_extra_tensors_are_counted(oracle: PreTrainedModel, tmp_path: Path)
         load(path)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj", "layers.0.input_layernorm", "embed_tokens"])
+def test_values_that_are_not_finite(
+    oracle: PreTrainedModel, name: str, value: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Attention would take a NaN for a key that nobody looks at, and answer."""
+
+    def edit(tensors: Tensors) -> None:
+        tensors.update({key: tensor.to(dtype) for key, tensor in tensors.items()})
+        tensors[f"model.{name}.weight"].view(-1)[7] = value
+
+    path = edited(oracle, tmp_path, edit)
+    with pytest.raises(LoadError, match=rf"{name}\.weight: expected finite values, got .*(nan|inf)"):
+        load(path)
+
+
 def test_inverse_frequencies_are_harmless(oracle: PreTrainedModel, tmp_path: Path) -> None:
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     load(edited(oracle, tmp_path, lambda tensors: tensors.update(extra)))

@@ -14,7 +14,7 @@ from typing import Any
 from inferx.errors import LoadError
 from inferx.loader.config import ModelConfig
 from inferx.loader.hf_defaults import DEFAULTS, MODEL_TYPES
-from inferx.loader.hf_moe_config import DEEPSEEK, mla_config, moe_config
+from inferx.loader.hf_moe_config import DEEPSEEK, FAMILIES, mla_config, moe_config
 from inferx.loader.hf_rope import gemma3_ropes, rope_config
 from inferx.loader.hf_values import MAX_SIZE, Values
 from inferx.loader.mla import query_scalar
@@ -87,6 +87,12 @@ def model_config(config: dict[str, Any], path: Path) -> ModelConfig:
         original = values.optional_size("original_max_position_embeddings")
         positions = values.size("max_position_embeddings")
         rope = rope_config(data, DEFAULTS[architecture], positions, original, architecture, path)
+        if architecture in FAMILIES and rope.partial_rotary_factor != 1.0:
+            # transformers' models would ignore it, or fail, by the type of scaling.
+            raise LoadError(
+                f"{path}: partial_rotary_factor: expected 1 for {architecture}, "
+                f"got {rope.partial_rotary_factor}"
+            )
         rope_local = None
     gemma = architecture == "gemma3"
     gpt_oss = architecture == "gpt_oss"

@@ -51,6 +51,7 @@ def _sparse_layers(architecture: str, values: Values, layers: int) -> tuple[bool
         step, dense = values.size("decoder_sparse_step"), values.get("mlp_only_layers") or []
         if not isinstance(dense, list) or not all(type(layer) is int and layer >= 0 for layer in dense):
             raise values.fail("mlp_only_layers", "a list of layer numbers")
+        dense = set(dense)  # the list may be long
         return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     if architecture not in DEEPSEEK:
         return (True,) * layers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
 from inferx.errors import LoadError
 from inferx.loader.config import RopeConfig, RopeType
+from inferx.loader.hf_values import MAX_NUMBER
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _SCALED = ("linear", "dynamic", "llama3", "yarn")
@@ -84,7 +84,7 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
     def number(key: str, default: float | None = None) -> float:
         value: Any = fields.get(key, default)
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not 0 < value < math.inf:
+        if not good or not 0 < value <= MAX_NUMBER:
             raise LoadError(
                 f"{path}: {key} of rope type {kind}: expected a positive number, got {str(value)[:100]}"
             )
@@ -95,15 +95,20 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
 
     def factors(key: str) -> tuple[float, ...]:
         value = fields.get(key)
-        good = isinstance(value, list) and all(type(n) in (int, float) and 0 < n < math.inf for n in value)
+        good = isinstance(value, list) and all(type(n) in (int, float) and 0 < n <= MAX_NUMBER for n in value)
         if not good or not value:
             raise LoadError(
                 f"{path}: {key} of rope type {kind}: expected positive numbers, got {str(value)[:100]}"
             )
         return tuple(float(n) for n in value)
 
+    def mscale(key: str) -> float | None:
+        """Zero is "none" to transformers, too."""
+        return None if fields.get(key) == 0 else optional(key)
+
     needs_original = kind in ("llama3", "yarn", "longrope")
-    original = optional("original_max_position_embeddings")
+    # transformers' dynamic scaling counts from max_position_embeddings, whatever the file says beside it.
+    original = None if kind == "dynamic" else optional("original_max_position_embeddings")
     if original is None and needs_original:
         original = float(max_positions)
     if kind in ("yarn", "longrope") and fields.get("factor") is None:
@@ -121,8 +126,8 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
         beta_fast=optional("beta_fast") or 32.0,
         beta_slow=optional("beta_slow") or 1.0,
         attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        mscale=mscale("mscale"),
+        mscale_all_dim=mscale("mscale_all_dim"),
         truncate=bool(fields.get("truncate", True)),
         short_factor=factors("short_factor") if kind == "longrope" else (),
         long_factor=factors("long_factor") if kind == "longrope" else (),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from inferx.errors import LoadError
 
 MAX_SIZE = 1 << 31
+MAX_NUMBER = sys.float_info.max  # JSON's integers go beyond
 
 
 class Values:
@@ -46,7 +47,7 @@ class Values:
 
     def number(self, key: str) -> float:
         value = self.get(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
             raise self.fail(key, "a positive number")
         return float(value)
 

@@ -12,6 +12,9 @@ from inferx.models.layer import AnyAttention
 from inferx.models.moe import MoEDecoder
 from inferx.models.weights import WeightPlan
 
+# Of the norms inside of attention, whatever rms_norm_eps the configuration has for the others.
+LATENT_NORM_EPS = 1e-6
+
 
 class DeepseekV2(MoEDecoder):
     architecture = "deepseek_v2"
@@ -36,7 +39,7 @@ class DeepseekV2(MoEDecoder):
             kv_a=weights.single(
                 f"{prefix}.kv_a_proj_with_mqa", mla.cache_dim, config.hidden_size, bias=config.attention_bias
             ),
-            kv_norm=self.build_norm(weights, f"{prefix}.kv_a_layernorm", mla.kv_lora_rank),
+            kv_norm=weights.norm(f"{prefix}.kv_a_layernorm.weight", mla.kv_lora_rank, LATENT_NORM_EPS),
             w_uk=w_uk,
             w_uv=w_uv,
             output=weights.single(
@@ -53,7 +56,7 @@ class DeepseekV2(MoEDecoder):
             return QueryProjection(weights.single(f"{prefix}.q_proj", size, config.hidden_size))
         return QueryProjection(
             a=weights.single(f"{prefix}.q_a_proj", rank, config.hidden_size, bias=config.attention_bias),
-            norm=self.build_norm(weights, f"{prefix}.q_a_layernorm", rank),
+            norm=weights.norm(f"{prefix}.q_a_layernorm.weight", rank, LATENT_NORM_EPS),
             b=weights.single(f"{prefix}.q_b_proj", size, rank),
         )
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from inferx.loader.config import ModelConfig
 from inferx.models.moe import MoEDecoder
 
 
 class Qwen2MoE(MoEDecoder):
+    """Unlike in Qwen 2, biases of queries, keys and values are a choice of the file."""
+
     architecture = "qwen2_moe"
     hf_architectures = ("Qwen2MoeForCausalLM",)
     gguf_architectures = ("qwen2moe",)
-
-    @classmethod
-    def complete(cls, config: ModelConfig) -> ModelConfig:
-        return replace(config, attention_bias=True)

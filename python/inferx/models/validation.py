@@ -11,7 +11,7 @@ from inferx.models.rotaries import rotary_head_dim
 # What the attention ops take.
 HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, MAX_LATENT_DIM = 8, 256, 1024
 # What the routing ops take.
-MAX_EXPERTS = 512
+MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
 # Of experts only: a plain MLP has no op for it.
 EXPERT_ACTIVATIONS = ("swigluoai",)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -85,6 +85,7 @@ def _validate_moe(moe: MoEConfig, num_layers: int, source: str) -> None:
     count = moe.num_experts
     require(1 <= count <= MAX_EXPERTS, f"num_experts must be from 1 to {MAX_EXPERTS}, got {count}")
     require(1 <= moe.top_k <= count, f"top_k must be from 1 to num_experts ({count}), got {moe.top_k}")
+    require(moe.top_k <= MAX_TOP_K, f"top_k must be at most {MAX_TOP_K}, got {moe.top_k}")
     require(moe.intermediate_size >= 1, f"intermediate_size must be at least 1, got {moe.intermediate_size}")
     require(len(moe.layers) == num_layers, f"layers has {len(moe.layers)} entries for {num_layers} layers")
     require(moe.scoring in ("softmax", "sigmoid"), f"scoring must be softmax or sigmoid, got {moe.scoring!r}")
@@ -92,6 +93,7 @@ def _validate_moe(moe: MoEConfig, num_layers: int, source: str) -> None:
     require(
         groups >= 1 and count % groups == 0, f"num_groups must divide num_experts ({count}), got {groups}"
     )
+    require(groups <= MAX_GROUPS, f"num_groups must be at most {MAX_GROUPS}, got {groups}")
     require(1 <= top <= groups, f"top_groups must be from 1 to num_groups ({groups}), got {top}")
     require(
         moe.top_k <= count // groups * top,

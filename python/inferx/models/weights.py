@@ -223,11 +223,12 @@ class WeightPlan:
         self._declared.add(name)
 
     def load(self) -> None:
-        """Read everything declared.  LoadError when the checkpoint holds tensors that nobody declared."""
+        """Read everything declared.  LoadError when the checkpoint holds tensors that nobody declared, other
+        than empty ones (transformers saves shared experts of size 0)."""
         unknown = [
             name
-            for name in self._checkpoint.tensors
-            if name not in self._declared and not name.endswith(IGNORED_SUFFIXES)
+            for name, info in self._checkpoint.tensors.items()
+            if name not in self._declared and not name.endswith(IGNORED_SUFFIXES) and 0 not in info.shape
         ]
         if unknown:
             shown = ", ".join(sorted(unknown)[:MAX_NAMES_IN_MESSAGE])
@@ -294,6 +295,13 @@ class WeightPlan:
 
     def read(self, name: str) -> RawTensor:
         raw = self._checkpoint.read(name)
+        if not raw.info.quantised and raw.data.numel():
+            # Both of them are NaN where one value is; and it takes no memory.
+            low, high = raw.data.aminmax()
+            if not math.isfinite(low) or not math.isfinite(high):
+                raise LoadError(
+                    f"{raw.info.file}: tensor {name}: expected finite values, got {low:.4g} to {high:.4g}"
+                )
         self._bytes_read += raw.data.nbytes
         if self._progress is not None:
             self._progress(self._bytes_read)
