@@ -232,6 +232,11 @@ def test_what_given_keys_mean(files: dict[str, Path]) -> None:
     moe = config_with(files["deepseek_v2"], expert_gating_func=3).moe
     assert moe is not None
     assert (moe.scoring, moe.renormalize) == ("softmax", True)
+    # A softmax over the chosen sums to 1.
+    for changes in ({"expert_gating_func": 3}, {"expert_gating_func": None}):
+        moe = config_with(files["gpt_oss"], expert_weights_norm=False, **changes).moe
+        assert moe is not None
+        assert moe.renormalize
     assert config_with(files["olmoe"], attention__clamp_kqv=8.0).clip_qkv == 8.0
     assert config_with(files["gpt_oss"], attention__sliding_window=77).sliding_window == 77
 
@@ -271,6 +276,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"attention__kv_lora_rank": 31}, r"expected 1 heads of 39 rows, got shape \[40, 64\]"),
     ("deepseek_v3", {"attention__temperature_scale": 0.1}, "temperature_scale"),
     ("deepseek_v3", {"nextn_predict_layers": 3}, "nextn_predict_layers' must be below block_count = 3"),
+    ("mixtral", {"nextn_predict_layers": 1}, "'llama.nextn_predict_layers' must be 0 for llama, which has"),
     ("gpt_oss", {"attention__sliding_window": None}, "attention.sliding_window' must be a positive integer"),
 ]
 

@@ -131,7 +131,11 @@ def model_config(file: GGUFFile) -> ModelConfig:
 
 def extra_blocks(file: GGUFFile, architecture: str) -> int:
     """The last blocks of a file that predict further tokens: counted with the others, and not run."""
-    return Keys(file, architecture).optional_integer("nextn_predict_layers") or 0
+    keys = Keys(file, architecture)
+    count = keys.optional_integer("nextn_predict_layers") or 0
+    if count and architecture != "deepseek2":
+        raise keys.fail("nextn_predict_layers", f"0 for {architecture}, which has no such blocks")
+    return count
 
 
 def _canonical_architecture(name: str, moe: MoEConfig | None) -> str:

@@ -9,7 +9,7 @@ from inferx.loader.gguf_keys import Keys
 
 WITH_EXPERTS = ("llama", "mistral", "qwen2moe", "qwen3moe", "olmoe", "deepseek2", "gpt-oss")
 # Whether the weights of the chosen experts sum to 1, where the file does not say it.
-_RENORMALIZED = {"llama", "mistral", "qwen3moe", "gpt-oss"}
+_RENORMALIZED = {"llama", "mistral", "qwen3moe"}
 # expert_gating_func; the third is the softmax over the chosen logits.
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 
@@ -28,7 +28,8 @@ def moe_config(file: GGUFFile, keys: Keys, architecture: str, layers: int) -> Mo
         )
     groups, top_groups = _groups(keys, experts, top_k)
     gating = _gating(keys)
-    renormalized = architecture in _RENORMALIZED or gating == _SOFTMAX_OF_CHOSEN
+    renormalized = keys.flag("expert_weights_norm", architecture in _RENORMALIZED)
+    of_chosen = gating == _SOFTMAX_OF_CHOSEN or architecture == "gpt-oss"
     first = sparse.index(True)
     return MoEConfig(
         num_experts=experts,
@@ -36,7 +37,7 @@ def moe_config(file: GGUFFile, keys: Keys, architecture: str, layers: int) -> Mo
         intermediate_size=keys.integer("expert_feed_forward_length", _expert_width(file, first)),
         layers=sparse,
         scoring="sigmoid" if gating == _SIGMOID else "softmax",
-        renormalize=keys.flag("expert_weights_norm", renormalized),
+        renormalize=renormalized or of_chosen,  # which sums to 1, whatever else the file says
         routed_scaling_factor=keys.optional_number("expert_weights_scale") or 1.0,
         score_bias=f"blk.{first}.exp_probs_b.bias" in file.tensors,
         num_groups=groups,
