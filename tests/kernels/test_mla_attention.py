@@ -191,6 +191,22 @@ def test_offsets_beyond_32_bits(device: Device, dtype: torch.dtype) -> None:
 # ---- the same bits whatever surrounds a row ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("block_size", [2**31, 2**32, 2**32 + 8])
+def test_blocks_of_more_slots_than_an_int(device: Device, dtype: torch.dtype, block_size: int) -> None:
+    """Such a cache exists as one row that is expanded; all keys are in a request's first block."""
+    if not device.is_simt:
+        pytest.skip("no expanded copy on a GPU")
+    row = torch.randn(80).to(dtype)
+    cache, table = row.expand(2, block_size, 80), device.put(torch.tensor([[1]], dtype=torch.int32))
+    starts, lengths = (device.put(torch.tensor(x, dtype=torch.int32)) for x in ([0, 1], [30]))
+    query = device.put(torch.randn(1, 3, 80).to(dtype))
+    with device:
+        out = ops.mla_attention(query, cache, table, starts, lengths, 0.1, value_dim=64)
+    assert isinstance(out, Tensor)
+    assert torch.allclose(out, row[:64].expand(1, 3, 64), rtol=1e-2, atol=1e-5)
+
+
 def with_multiprocessors(device: Device, count: int) -> Device:
     """The executor's GPU has so many; a real one has what it has."""
     return Device(device.name, num_sms=count) if device.is_simt else device

@@ -48,7 +48,7 @@ cuda::MlaAttentionParams make_params(const MlaAttentionArgs& args) {
   p.num_kv_heads = 1;
   p.head_dim = args.key_dim();
   p.value_dim = value_dim;
-  p.block_size = args.block_size();
+  p.block_size = std::min<int64_t>(args.block_size(), INT32_MAX / 8 * 8);  // an int; no key lies beyond
   p.num_blocks = args.num_blocks();
   p.scale = static_cast<float>(scale);
   return p;
