@@ -65,6 +65,15 @@ def test_half_precision_stays(kind: torch.dtype, tmp_path: Path) -> None:
     check(open_checkpoint(tmp_path), {name: value.to(kind) for name, value in expected.items()})
 
 
+@pytest.mark.parametrize("value", ["no", 0])
+def test_an_order_of_rows_that_nobody_knows(value: Any, tmp_path: Path) -> None:
+    save("deepseek_v3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_interleave": value}))
+    with pytest.raises(LoadError, match=f"rope_interleave: expected true or false, got {value}"):
+        open_checkpoint(tmp_path)
+
+
 def mapped_range(checkpoint: HFCheckpoint, stored: str) -> tuple[int, int]:
     """Addresses of a stored tensor in memory."""
     file, name = checkpoint._stored[stored]

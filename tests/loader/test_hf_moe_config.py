@@ -228,6 +228,10 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 4}
         ({"model_type": "olmoe", "clip_qkv": -1}, "clip_qkv: expected a positive number"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps: expected a positive number, got 1000"),
         ({"rope_theta": 10**400}, "rope_theta of rope type default: expected a positive number, got 1000"),
+        (
+            {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "yarn", **YARN, "truncate": "no"}},
+            "truncate of rope type yarn: expected true or false, got no",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1 for mixtral, got 0.5"),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "layer_types: expected 4 entries"),
         ({"model_type": "gpt_oss", "swiglu_limit": 0}, "swiglu_limit: expected a positive number"),

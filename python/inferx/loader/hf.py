@@ -17,6 +17,7 @@ from inferx.loader.hf_config import model_config, token_ids
 from inferx.loader.hf_defaults import DEFAULTS
 from inferx.loader.hf_names import extra_layer, moe_name
 from inferx.loader.hf_text import chat_template, special_token_ids, special_tokens, tokenizer_json
+from inferx.loader.hf_values import Values
 from inferx.loader.hf_weights import open_weights
 from inferx.loader.json_file import read_json, read_optional_json
 from inferx.loader.layout import parts_of
@@ -58,10 +59,10 @@ class HFCheckpoint(Checkpoint):
             message = f"{path / 'config.json'}: cannot be understood: {type(error).__name__}: {error}"
             raise LoadError(message) from error
         self.config = self._with_token_ids(config, raw_config)
-        keys = {**DEFAULTS[config.architecture], **raw_config}
-        self._extra_layers = keys.get("num_nextn_predict_layers")
+        values = Values(raw_config, DEFAULTS[config.architecture], path / "config.json")
+        self._extra_layers = values.get("num_nextn_predict_layers")
         # DeepSeek-V2 always has its rotary rows in pairs; later models say so.
-        self._paired = config.architecture == "deepseek_v2" or bool(keys.get("rope_interleave", True))
+        self._paired = config.architecture == "deepseek_v2" or values.flag("rope_interleave")
         self._sources: dict[str, Source] = {}
         self.tensors = self._canonical_tensors()
 

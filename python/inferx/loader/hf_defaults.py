@@ -148,6 +148,7 @@ _MOE: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
         "num_nextn_predict_layers": 1,
+        "rope_interleave": True,
     },
     "gpt_oss": _COMMON
     | {

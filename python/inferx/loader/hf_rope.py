@@ -106,6 +106,11 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
         """Zero is "none" to transformers, too."""
         return None if fields.get(key) == 0 else optional(key)
 
+    truncate = fields.get("truncate", True)
+    if truncate is not None and not isinstance(truncate, bool):
+        raise LoadError(
+            f"{path}: truncate of rope type {kind}: expected true or false, got {str(truncate)[:100]}"
+        )
     needs_original = kind in ("llama3", "yarn", "longrope")
     # transformers' dynamic scaling counts from max_position_embeddings, whatever the file says beside it.
     original = None if kind == "dynamic" else optional("original_max_position_embeddings")
@@ -128,7 +133,7 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
         attention_factor=optional("attention_factor"),
         mscale=mscale("mscale"),
         mscale_all_dim=mscale("mscale_all_dim"),
-        truncate=bool(fields.get("truncate", True)),
+        truncate=bool(truncate),
         short_factor=factors("short_factor") if kind == "longrope" else (),
         long_factor=factors("long_factor") if kind == "longrope" else (),
     )
