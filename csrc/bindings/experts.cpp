@@ -194,10 +194,22 @@ void batched_linear(const TensorRef& out, const TensorRef& x, const ExpertsHandl
   cpu::batched_linear(params);
 }
 
+// For the ways over several kernels, or over torch's, neither of which sees all of an op's arguments.
+void check_apart(const std::string& op, const std::string& name, const TensorRef& written,
+                 const py::dict& others) {
+  for (const auto& [key, value] : others) {
+    const std::string other_name = py::cast<std::string>(key);
+    TensorRef other;
+    if (load_optional(op.c_str(), other_name.c_str(), py::reinterpret_borrow<py::object>(value), other))
+      check_disjoint(op.c_str(), name.c_str(), written, other_name.c_str(), other);
+  }
+}
+
 }  // namespace
 
 void bind_experts(py::module_& m) {
   py::class_<ExpertsHandle>(m, "ExpertsHandle");
+  m.def("check_apart", &check_apart, py::arg("op"), py::arg("name"), py::arg("written"), py::arg("others"));
   m.def("packed_experts_nbytes", &packed_experts_nbytes, py::arg("dtypes"), py::arg("e"), py::arg("n"),
         py::arg("k"));
   m.def("make_experts", &make_experts, py::arg("buffer"), py::arg("dtypes"), py::arg("e"), py::arg("n"),

@@ -352,6 +352,21 @@ def test_wrong_arguments(device: Device) -> None:
             other.run(device, *arguments)
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("name", ["x", "w13", "w2", "w2_bias", "topk_weights"])
+def test_out_is_apart_from_every_argument(device: Device, name: str, top_k: int) -> None:
+    layer = make_layer(torch.float32, 3, 8, 8, torch.float32)
+    x, (weights, ids) = torch.randn(2, 8), make_routing(2, 3, top_k)
+    named: dict[str, Any] = {
+        "x": x, "w13": layer.w13, "w2": layer.w2, "topk_weights": weights, "topk_ids": ids,
+        "w13_bias": layer.w13_bias, "w2_bias": layer.w2_bias,
+    }  # fmt: skip
+    memory = torch.zeros(named[name].numel() + 16)
+    named[name] = memory[16 - top_k : 16 - top_k + named[name].numel()].view(named[name].shape)
+    with device, pytest.raises(ValueError, match=f"fused_moe: out: .* apart from that of {name}, got"):
+        fused_moe(**named, out=memory[:16].view(2, 8))
+
+
 def test_a_tensor_of_weights_is_no_argument_on_the_cpu() -> None:
     layer = make_layer(torch.float32, 2, 8, 8)
     with pytest.raises(TypeError, match="pack_experts"):

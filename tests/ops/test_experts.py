@@ -563,11 +563,31 @@ BATCH = torch.zeros(7, 3, 12)
         ((BATCH[:, :2], DENSE), r"x: expected torch.float32 \[T, 3, 12\] on cpu, got .*\[7, 2, 12\]"),
         ((BATCH, DENSE[0]), r"weight: expected \[B, N, K\], got \[10, 12\]"),
         ((BATCH, DENSE, torch.zeros(7, 3, 11)), r"out: expected torch.float32 \[7, 3, 10\] on cpu"),
+        ((BATCH, DENSE, BATCH[..., :10]), "out: expected memory apart from that of x"),
+        ((BATCH[:2], DENSE, DENSE[:2, :3, :10]), "out: expected memory apart from that of weight"),
     ],
 )
 def test_batched_refuses(arguments: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(ValueError, match=f"batched_linear: {message}"):
         batched_linear(*arguments)
+
+
+def test_a_default_device_is_not_the_cpu_ops() -> None:
+    """torch.set_default_device is where new tensors go, not where packed experts are."""
+    data, x = torch.randn(2, 6, 5), torch.randn(3, 2, 5)
+    expected = batched_linear(x, pack_experts(data, "F32", (2, 6, 5)))
+    ids, weights = torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
+    with torch.device("meta"):
+        stack, down = (pack_experts(d, "F32", d.shape, p) for d, p in ((data, 2), (data[:, :5, :3], 1)))
+        assert stack.dequantize(1).device == x.device
+        assert fused_moe_packed(x[:, 0], stack, down, weights, ids).device == x.device
+        assert_same_bits(batched_linear(x, pack_experts(data, "F32", (2, 6, 5))), expected)
+
+
+@pytest.mark.parametrize("parts", [0, -1, 7, 2**40, 1.5])
+def test_as_many_parts_as_rows_at_most(parts: int) -> None:
+    with pytest.raises(ValueError, match="pack_experts: parts: expected 1 to N = 6"):
+        pack_experts(torch.zeros(2, 6, 5), "F32", (2, 6, 5), parts)
 
 
 def test_large_scales_stay_in_range() -> None:

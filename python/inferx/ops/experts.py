@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from inferx import _C
+from inferx.ops._lib import check_tensor, is_compiling
 from inferx.ops.linear import ALIGNMENT
 
 __all__ = ["PackedExperts", "batched_linear", "fused_moe_packed", "pack_experts", "packed_experts_nbytes"]
@@ -37,7 +38,7 @@ class PackedExperts:
         self.shape = _check_shape("PackedExperts", shape)
         self.dtypes: tuple[str, ...] = tuple(dtypes)
         self.nbytes: int = packed_experts_nbytes(self.shape, self.dtypes)
-        memory = torch.empty(self.nbytes + ALIGNMENT, dtype=torch.uint8)
+        memory = torch.empty(self.nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % ALIGNMENT
         self._buffer = memory[start : start + self.nbytes]
         self.handle = _C.make_experts(self._buffer, self.dtypes, *self.shape)
@@ -54,7 +55,7 @@ class PackedExperts:
 
     def dequantize(self, expert: int) -> torch.Tensor:
         """An expert's matrix as float32 [N, K], as :meth:`inferx.ops.PackedWeight.dequantize`."""
-        out = torch.empty(self.shape[1:], dtype=torch.float32)
+        out = torch.empty(self.shape[1:], dtype=torch.float32, device="cpu")
         _C.dequantize_expert(out, self.handle, expert)
         return out
 
@@ -84,8 +85,11 @@ def pack_experts(data: torch.Tensor, dtype: str, shape: Sequence[int], parts: in
         shape: (E, N, K).
         parts: that the rows are cut into: 2 for gate and up.
     """
+    check_tensor("pack_experts", "data", data)
+    e, n, _ = _check_shape("pack_experts", shape)
+    if not isinstance(parts, int) or not 1 <= parts <= max(n, 1):
+        raise ValueError(f"pack_experts: parts: expected 1 to N = {n}, got {parts!r}")
     experts = PackedExperts(shape, (dtype,) * parts)
-    e, n, _ = experts.shape
     if data.dim() != 3 or tuple(data.shape[:2]) != (e, n):
         raise ValueError(f"pack_experts: data: expected [{e}, {n}, row], got {list(data.shape)}")
     rows = n // parts
@@ -134,7 +138,7 @@ def fused_moe_packed(
         if type(weight) is not PackedExperts:
             raise TypeError(f"fused_moe: {name}: expected PackedExperts, got {type(weight).__name__}")
     if out is None:
-        out = torch.empty(x.shape, dtype=torch.float32)
+        out = torch.empty(x.shape, dtype=torch.float32, device="cpu")
     _C.fused_moe_packed(
         out,
         x,
@@ -162,14 +166,14 @@ def batched_linear(
     Args:
         x: float32 (plain: the weight's type) [T, B, K], the last dimension contiguous.
         weight: [B, N, K], packed in one part or a plain tensor.
-        out: [T, B, N] to write to, apart from ``x`` in memory.
+        out: [T, B, N] to write to, apart from the other arguments in memory.
 
     Raises:
         ValueError: a shape, dtype, device or stride that does not fit.
     """
     if type(weight) is PackedExperts:
         if out is None:
-            out = torch.empty(*x.shape[:-1], weight.shape[1], dtype=torch.float32)
+            out = torch.empty(*x.shape[:-1], weight.shape[1], dtype=torch.float32, device="cpu")
         _C.batched_linear(out, x, weight.handle)
         return out
     if not isinstance(weight, torch.Tensor):
@@ -180,6 +184,7 @@ def batched_linear(
 
 
 def _dense_batched_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    check_tensor("batched_linear", "x", x)
     if weight.dim() != 3:
         raise ValueError(f"batched_linear: weight: expected [B, N, K], got {list(weight.shape)}")
     b, n, k = weight.shape
@@ -191,11 +196,15 @@ def _dense_batched_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tens
     expected = (x.shape[0], b, n)
     if out is None:
         out = torch.empty(expected, dtype=weight.dtype, device=weight.device)
-    # torch would resize it.
-    if out.shape != expected or out.dtype != weight.dtype or out.device != weight.device:
-        raise ValueError(
-            f"batched_linear: out: expected {weight.dtype} {list(expected)} on {weight.device}, "
-            f"got {out.dtype} {list(out.shape)} on {out.device}"
-        )
+    else:
+        check_tensor("batched_linear", "out", out)
+        # torch would resize it.
+        if out.shape != expected or out.dtype != weight.dtype or out.device != weight.device:
+            raise ValueError(
+                f"batched_linear: out: expected {weight.dtype} {list(expected)} on {weight.device}, "
+                f"got {out.dtype} {list(out.shape)} on {out.device}"
+            )
+        if not is_compiling():
+            _C.check_apart("batched_linear", "out", out, {"x": x, "weight": weight})
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))
     return out

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inferx import _C
 from inferx.ops._lib import check_tensor, is_compiling, kernels_for, on_device, register
 from inferx.ops.experts import PackedExperts, fused_moe_packed
 from inferx.ops.routing import moe_align_block_size, moe_sum
@@ -95,7 +96,11 @@ def fused_moe(
     (tokens, hidden), (experts, _, width), top_k = x.shape, w2.shape, topk_ids.shape[1]
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _check_matrix("out", out, (tokens, hidden), x)
+    else:
+        _check_matrix("out", out, (tokens, hidden), x)
+        if not is_compiling():
+            others = {"x": x, "w13": w13, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
+            _C.check_apart("fused_moe", "out", out, others | {"w13_bias": w13_bias, "w2_bias": w2_bias})
     if tokens == 0:
         return out
     topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
