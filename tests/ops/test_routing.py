@@ -333,6 +333,10 @@ def grouped_options(**options: Any) -> Any:
             lambda: ops.topk_softmax(X, 2, routed_scaling_factor=NAN),
             "routed_scaling_factor: expected a finite number, got nan",
         ),
+        (
+            lambda: ops.topk_softmax(X, 2, routed_scaling_factor=1e39),
+            "routed_scaling_factor: expected a finite number, got 9",
+        ),
         (lambda: ops.topk_softmax(X, 2, out=(W[:3], I)), r"out\[0\]: expected shape \[4, 2\], got \[3, 2\]"),
         (lambda: ops.topk_softmax(X, 2, out=(W, I.long())), "topk_ids: expected dtype int32, got int64"),
         (lambda: ops.topk_softmax(X, 2, out=(W.double(), I)), "topk_weights: expected dtype float32, got"),

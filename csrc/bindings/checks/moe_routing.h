@@ -71,7 +71,7 @@ inline moe::RoutingParams check_routing(const char* op, const RoutingTensors& t,
     Arg(op, "e_score_correction_bias", t.bias).dtype({DType::f32}).shape({experts}).contiguous();
     Arg(op, "e_score_correction_bias", t.bias).same_device("gating_output", t.logits);
   }
-  if (!std::isfinite(options.scale)) {
+  if (!std::isfinite(static_cast<float>(options.scale))) {
     fail_expected(op, "routed_scaling_factor", "a finite number", std::to_string(options.scale));
   }
   const NamedTensor logits_named{"gating_output", &t.logits};
