@@ -81,7 +81,7 @@ INFERX_INLINE void start_item(const HeadState& head, const Rows& rows) {
 // Folds one split's state (acc, max, sum) of a row into the running one.
 INFERX_NOINLINE void fold_row(float* total, float* total_max, float* total_sum, const float* acc, float max,
                               float sum, int64_t padded) {
-  if (max == kNegativeInfinity) return;  // no key of this split is visible
+  if (max == kNegativeInfinity && sum == 0.0f) return;  // no key of this split is visible; NaN goes on
   const float new_max = *total_max > max ? *total_max : max;
   const V safe = vset(finite_or_zero(new_max));
   const V old_weight = vexp(vset(*total_max) - safe), weight = vexp(vset(max) - safe);
