@@ -278,9 +278,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("kv_cache: expected a block size of at least 1, got 0", {"kv_cache": torch.zeros(10, 0, 40)}),
     ("kv_cache: expected a contiguous last dim", {"kv_cache": torch.zeros(10, 40, 16).transpose(1, 2)}),
     ("value_dim: expected a multiple of 8 from 8 to kv_cache's last dimension 40, got 48", {"value_dim": 48}),
-    ("value_dim: expected a multiple of 8 from 8 to kv_cache's last dimension 40, got 0", {"value_dim": 0}),
     ("value_dim: expected a multiple of 8 from 8 to kv_cache's last dimension 40, got 20", {"value_dim": 20}),
-    ("value_dim: expected a number >= 0, got -8", {"value_dim": -8}),
+    *((f"value_dim: expected 1 to 1024, got {wrong}$", {"value_dim": wrong})
+      for wrong in (0, -8, 1032, 2**31, 2**62, 2**70)),
     ("max_query_len: expected a number >= 0 or None, got -1", {"max_query_len": -1}),
     ("scale: expected a finite number, got nan", {"scale": float("nan")}),
     (r"out: expected shape \[T=6, heads=4, 32\], got \[6, 4, 40\]", {"out": torch.zeros(6, 4, 40)}),
@@ -303,6 +303,12 @@ def test_wrong_arguments(message: str, changes: dict[str, Any]) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="^mla_attention: " + message):
         ops.mla_attention(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize("value", [None, "a", 16.0, True])
+def test_value_dim_is_an_int(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^mla_attention: value_dim: expected an int, got {value!r}"):
+        run(latent([(1, 5)], 2, 40, 32), value, 0.1)
 
 
 def test_dimensions_refused() -> None:

@@ -72,8 +72,12 @@ IDS = torch.zeros(3, 2, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.moe_align_block_size(IDS, 0, 4), "block_size: expected at least 1, got 0"),
-        (lambda: ops.moe_align_block_size(IDS, 4, 0), "num_experts: expected at least 1, got 0"),
+        (lambda: ops.moe_align_block_size(IDS, 0, 4), "block_size: expected 1 to 2147483647, got 0"),
+        (
+            lambda: ops.moe_align_block_size(IDS, 2**31, 1),
+            "block_size: expected 1 to 2147483647, got 2147483648",
+        ),
+        (lambda: ops.moe_align_block_size(IDS, 4, 0), "num_experts: expected 1 to 512, got 0"),
         (lambda: ops.moe_align_block_size(IDS, 4, 513), "num_experts: expected 1 to 512, got 513"),
         (lambda: ops.moe_align_block_size(IDS.long(), 4, 4), "topk_ids: expected dtype int32, got int64"),
         (
@@ -100,6 +104,13 @@ IDS = torch.zeros(3, 2, dtype=torch.int32)
 def test_wrong_arguments(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("value", [None, "a", 1.5, True])
+def test_sizes_are_ints(value: Any) -> None:
+    for name, sizes in (("block_size", (value, 4)), ("num_experts", (4, value))):
+        with pytest.raises(TypeError, match=f"moe_align_block_size: {name}: expected an int, got {value!r}"):
+            ops.moe_align_block_size(IDS, *sizes)
 
 
 def test_schema_and_fake() -> None:

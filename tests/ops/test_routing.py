@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -309,7 +310,7 @@ def grouped_options(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.topk_softmax(X, 0), "topk_softmax: top_k: expected at least 1, got 0"),
+        (lambda: ops.topk_softmax(X, 0), "topk_softmax: top_k: expected 1 to 32, got 0"),
         (
             lambda: ops.topk_softmax(X, 9),
             "topk_softmax: top_k: expected 1 to 8, the number of experts, got 9",
@@ -351,11 +352,11 @@ def grouped_options(**options: Any) -> Any:
         (grouped(groups=3), "num_expert_group: expected 1 to 32 groups that divide the 8 experts, got 3"),
         (
             grouped_options(num_expert_group=0, topk_group=1),
-            "grouped_topk: num_expert_group: expected 1 to 32 groups that divide the 8 experts, got 0",
+            "grouped_topk: num_expert_group: expected 1 to 32 groups that divide the experts, got 0",
         ),
         (
             lambda: Options(groups=64, top_groups=1).call(torch.ones(1, 64), 1),
-            "num_expert_group: expected 1 to 32 groups that divide the 64 experts, got 64",
+            "num_expert_group: expected 1 to 32 groups that divide the experts, got 64",
         ),
         (grouped(top_groups=5), "topk_group: expected 1 to 4, num_expert_group, got 5"),
         (grouped(top_groups=0), "topk_group: expected 1 to 4, num_expert_group, got 0"),
@@ -366,6 +367,41 @@ def grouped_options(**options: Any) -> Any:
 def test_wrong_arguments(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+CALLS: dict[str, Any] = {
+    "topk_softmax: top_k": lambda value: ops.topk_softmax(X, value),
+    "topk_sigmoid: top_k": lambda value: ops.topk_sigmoid(X, value),
+    "grouped_topk: top_k": lambda value: grouped(top_k=value)(),
+    "grouped_topk: num_expert_group": lambda value: grouped_options(num_expert_group=value, topk_group=1)(),
+    "grouped_topk: topk_group": lambda value: grouped_options(num_expert_group=4, topk_group=value)(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_numbers_are_ints_of_their_range(name: str) -> None:
+    for wrong in (None, "a", 1.5, True, torch.tensor(1)):
+        with pytest.raises(TypeError, match=re.escape(f"{name}: expected an int, got {wrong!r}")):
+            CALLS[name](wrong)
+    for number in (-1, 2**31, 2**62, 2**70):
+        with pytest.raises(ValueError, match=f"{name}: expected 1 to .*, got {number}$"):
+            CALLS[name](number)
+
+
+@pytest.mark.parametrize(
+    ("out", "given"),
+    [((), "a tuple of 0"), ([W], "a list of 1"), (W, "<class 'torch.Tensor'>"), (1, "<class 'int'>")],
+)
+def test_out_is_a_pair(out: Any, given: str) -> None:
+    message = f"topk_weights, topk_ids\\) or None, got {given}$"
+    calls: list[tuple[str, Any]] = [
+        ("topk_softmax", lambda: ops.topk_softmax(X, 2, out=out)),
+        ("topk_sigmoid", lambda: ops.topk_sigmoid(X, 2, out=out)),
+        ("grouped_topk", grouped_options(num_expert_group=4, topk_group=2, out=out)),
+    ]
+    for op, call in calls:
+        with pytest.raises(TypeError, match=rf"^{op}: out: expected a pair of tensors \({message}"):
+            call()
 
 
 def test_what_is_no_tensor() -> None:

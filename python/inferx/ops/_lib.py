@@ -65,6 +65,14 @@ def check_tensor(op: str, name: str, value: Any, min_ndim: int = 0) -> None:
         )
 
 
+def check_number(op: str, name: str, value: Any, last: int, what: str = "") -> None:
+    """For numbers from 1 on that sizes depend on, before Python allocates by them."""
+    if type(value) is not int and not isinstance(value, torch.SymInt):
+        raise TypeError(f"{op}: {name}: expected an int, got {value!r}")
+    if value < 1 or value > last:
+        raise ValueError(f"{op}: {name}: expected 1 to {last}{what}, got {value}")
+
+
 def is_compiling() -> bool:
     """Whether somebody records the ops: torch.compile, make_fx and other dispatch modes, torch.jit.trace."""
     return (

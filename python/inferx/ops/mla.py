@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferx.ops._lib import check_tensor, is_compiling, kernels_for, on_device, register
+from inferx.ops._lib import check_number, check_tensor, is_compiling, kernels_for, on_device, register
 
 __all__ = ["concat_and_cache_mla", "mla_attention"]
 
@@ -19,6 +19,7 @@ _mla_attention = register(
 )
 
 _INT = (int, torch.SymInt)
+_MAX_DIM = 1024  # of a row, as in csrc/bindings/checks/mla_attention.h
 
 
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -98,14 +99,14 @@ def mla_attention(
 
     Raises:
         ValueError: a shape, dtype, device, stride or alignment is wrong, or (CPU) a length or block id.
+        TypeError: query is no tensor, or value_dim no int.
     """
     check_tensor("mla_attention", "query", query, 2)
     if max_query_len is not None and (not isinstance(max_query_len, _INT) or max_query_len < 0):
         raise ValueError(
             f"mla_attention: max_query_len: expected a number >= 0 or None, got {max_query_len!r}"
         )
-    if not isinstance(value_dim, _INT) or value_dim < 0:
-        raise ValueError(f"mla_attention: value_dim: expected a number >= 0, got {value_dim!r}")
+    check_number("mla_attention", "value_dim", value_dim, _MAX_DIM)
     if out is None:
         out = query.new_empty((*query.shape[:2], value_dim))
     lse = query.new_empty(query.shape[:2], dtype=torch.float32) if return_lse else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferx.ops._lib import check_tensor, is_compiling, kernels_for, register
+from inferx.ops._lib import check_number, check_tensor, is_compiling, kernels_for, register
 
 __all__ = ["grouped_topk", "moe_align_block_size", "moe_sum", "topk_sigmoid", "topk_softmax"]
 
@@ -37,11 +37,15 @@ _moe_sum = register("moe_sum(Tensor(a!) out, Tensor input) -> ()")
 
 Routing = tuple[Tensor, Tensor]
 
+# As in csrc/moe_routing_params.h and csrc/moe_align_params.h.
+_MAX_TOP_K = 32
+_MAX_GROUPS = 32
+_MAX_EXPERTS = 512
+
 
 def _outputs(op: str, gating_output: Tensor, top_k: int, out: Routing | None) -> Routing:
     check_tensor(op, "gating_output", gating_output, 2)
-    if top_k < 1:
-        raise ValueError(f"{op}: top_k: expected at least 1, got {top_k}")
+    check_number(op, "top_k", top_k, _MAX_TOP_K)
     shape = (gating_output.shape[0], top_k)
     if out is None:
         device = gating_output.device
@@ -49,11 +53,19 @@ def _outputs(op: str, gating_output: Tensor, top_k: int, out: Routing | None) ->
             torch.empty(shape, dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.int32, device=device),
         )
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(
+            f"{op}: out: expected a pair of tensors (topk_weights, topk_ids) or None, got {_kind(out)}"
+        )
     for name, tensor in zip(("out[0]", "out[1]"), out, strict=True):
         check_tensor(op, name, tensor)
         if tensor.shape != shape:
             raise ValueError(f"{op}: {name}: expected shape {list(shape)}, got {list(tensor.shape)}")
-    return out
+    return out[0], out[1]
+
+
+def _kind(out: object) -> str:
+    return f"a {type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else str(type(out))
 
 
 def topk_softmax(
@@ -85,6 +97,7 @@ def topk_softmax(
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, top_k is out of its range, or memory overlaps.
+        TypeError: top_k is no int, or out no pair of tensors.
     """
     weights, ids = _outputs("topk_softmax", gating_output, top_k, out)
     call = _topk_softmax if is_compiling() else kernels_for(gating_output).topk_softmax
@@ -131,9 +144,12 @@ def grouped_topk(
         scoring_func: "softmax" (over all experts, whatever their group) or "sigmoid".
 
     Raises:
-        ValueError: as there, and for groups that do not fit.
+        ValueError, TypeError: as there, and for groups that do not fit.
     """
-    weights, ids = _outputs("grouped_topk", gating_output, top_k, out)
+    op = "grouped_topk"
+    check_number(op, "num_expert_group", num_expert_group, _MAX_GROUPS, " groups that divide the experts")
+    check_number(op, "topk_group", topk_group, num_expert_group, ", num_expert_group")
+    weights, ids = _outputs(op, gating_output, top_k, out)
     call = _grouped_topk if is_compiling() else kernels_for(gating_output).grouped_topk
     call(
         weights,
@@ -169,12 +185,12 @@ def moe_align_block_size(
 
     Raises:
         ValueError: a shape, dtype or stride is wrong, or a size is out of its range.
+        TypeError: a size is no int.
     """
     op = "moe_align_block_size"
     check_tensor(op, "topk_ids", topk_ids)
-    for name, value in (("block_size", block_size), ("num_experts", num_experts)):
-        if value < 1:
-            raise ValueError(f"{op}: {name}: expected at least 1, got {value}")
+    check_number(op, "block_size", block_size, 2**31 - 1)
+    check_number(op, "num_experts", num_experts, _MAX_EXPERTS)
     pairs = topk_ids.numel()
     most = pairs + min(pairs, num_experts) * (block_size - 1)
     if most >= 2**31:
