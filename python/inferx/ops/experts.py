@@ -123,8 +123,8 @@ def fused_moe_packed(
         x: float32 [T, H], the last dimension contiguous.
         w13: [E, 2 I, H] of two parts, gate and up.
         w2: [E, H, I].
-        topk_weights: float32 [T, k], contiguous.
-        topk_ids: int32 [T, k], contiguous; -1 adds nothing.
+        topk_weights: float32 [T, k].
+        topk_ids: int32 [T, k]; -1 adds nothing.  Neither's strides matter: what is not contiguous is copied.
         activation: silu, gelu, gelu_pytorch_tanh or swigluoai.
         w13_bias, w2_bias: float32 [E, 2 I] and [E, H].
         swiglu_alpha, swiglu_limit: of swigluoai.
@@ -144,8 +144,8 @@ def fused_moe_packed(
         x,
         w13.handle,
         w2.handle,
-        topk_weights,
-        topk_ids,
+        _without_gaps("topk_weights", topk_weights, out),
+        _without_gaps("topk_ids", topk_ids, out),
         activation,
         w13_bias,
         w2_bias,
@@ -153,6 +153,14 @@ def fused_moe_packed(
         swiglu_limit,
     )
     return out
+
+
+def _without_gaps(name: str, tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    check_tensor("fused_moe", name, tensor)
+    if tensor.is_contiguous():
+        return tensor
+    _C.check_apart("fused_moe", "out", out, {name: tensor})  # the op itself sees the copy only
+    return tensor.contiguous()
 
 
 def batched_linear(
