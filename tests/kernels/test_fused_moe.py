@@ -338,18 +338,75 @@ def test_wrong_arguments(device: Device) -> None:
     x, (weights, ids) = torch.randn(2, 40).bfloat16(), make_routing(2, 3, 2)
     wrong: list[tuple[str, Layer, tuple[Tensor, Tensor, Tensor]]] = [
         (r"x: expected float32, float16 or bfloat16 \[T, H\]", layer, (x[0], weights, ids)),
-        (r"w13: expected .* \[3, 48, 48\]", layer, (torch.zeros(2, 48).bfloat16(), weights, ids)),
+        (r"x: expected \[T, H\] with w2's H = 40, got \[2, 48\]", layer,
+         (torch.zeros(2, 48).bfloat16(), weights, ids)),
+        (r"w13: expected .* \[3, 48, 40\]", replace(layer, w13=layer.w13[:, :, :32]), (x, weights, ids)),
+        (r"w13: expected .* \[3, 48, 40\]", replace(layer, w13=layer.w13[:, :46]), (x, weights, ids)),
+        (r"w2: expected .* \[3, 40, 24\]", replace(layer, w2=layer.w2[:, :32]), (x, weights, ids)),
+        (r"w2: expected \[E, H, I\] with 1 to 512", replace(layer, w2=torch.zeros(513, 40, 24).bfloat16()),
+         (x, weights, ids)),
         (r"topk_ids: expected torch.int32", layer, (x, weights, ids.long())),
         (r"topk_weights: expected torch.float32 \[2, 2\]", layer, (x, weights[:1], ids)),
         (r"activation: expected silu", replace(layer, activation="relu"), (x, weights, ids)),
         (r"w2_bias: expected", replace(layer, w2_bias=torch.zeros(3, 41)), (x, weights, ids)),
-        (r"input: expected 16-bit rows", layer, (torch.zeros(2, 41).bfloat16()[:, 1:], weights, ids)),
-        (r"input: expected 16-bit rows", make_layer(torch.bfloat16, 3, 44, 24),
+        ("x: expected rows of a multiple of 8 elements", make_layer(torch.bfloat16, 3, 44, 24),
          (torch.zeros(2, 44).bfloat16(), weights, ids)),
+        ("w2: expected rows of a multiple of 8 elements", make_layer(torch.bfloat16, 3, 40, 20),
+         (x, weights, ids)),
     ]  # fmt: skip
     for message, other, arguments in wrong:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"^fused_moe: {message}"):
             other.run(device, *arguments)
+
+
+def apart(tensor: Tensor) -> Tensor:
+    """The same values, their last dimension strided."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+def shifted(tensor: Tensor) -> Tensor:
+    """The same values, rows at odd multiples of an element's size."""
+    return torch.cat([tensor[..., :1], tensor], dim=-1)[..., 1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_strides_are_those_of_the_callers_arguments(device: Device, dtype: torch.dtype, top_k: int) -> None:
+    layer = make_layer(dtype, 3, 40, 24, dtype)
+    named: dict[str, Any] = {
+        "x": torch.randn(2, 40).to(dtype), "w13": layer.w13, "w2": layer.w2,
+        "w13_bias": layer.w13_bias, "w2_bias": layer.w2_bias, "out": torch.empty(2, 40, dtype=dtype),
+    }  # fmt: skip
+    weights, ids = (device.put(t) for t in make_routing(2, 3, top_k))
+
+    def run(**changed: Tensor) -> Tensor:
+        arguments = {name: device.put(t) for name, t in {**named, **changed}.items()}
+        with device:
+            return fused_moe(topk_weights=weights, topk_ids=ids, **arguments).cpu()
+
+    expected = run()
+    for name, tensor in named.items():
+        with pytest.raises(ValueError, match=f"^fused_moe: {name}: expected a contiguous last dimension"):
+            run(**{name: apart(tensor)})
+        if dtype == torch.float32 or "bias" in name or (name == "out" and top_k > 1):
+            assert_same_bits(run(**{name: shifted(tensor)}).contiguous(), expected)
+        else:
+            with pytest.raises(
+                ValueError, match=f"^fused_moe: {name}: expected rows that begin at multiples"
+            ):
+                run(**{name: shifted(tensor)})
+    with pytest.raises(ValueError, match=r"^fused_moe: out: expected rows that do not overlap"):
+        run(out=named["out"][:1].expand(2, 40))
+
+
+def test_more_pairs_than_are_counted(device: Device) -> None:
+    """Ids of so many tokens exist as one that is expanded."""
+    if not device.is_simt:
+        pytest.skip("no expanded copy on a GPU")
+    layer = make_layer(torch.float32, 2, 8, 8)
+    x, ids = torch.zeros(1, 8).expand(2**29, 8), torch.zeros(1, 2, dtype=torch.int32).expand(2**29, 2)
+    with pytest.raises(ValueError, match=r"^fused_moe: topk_ids: expected at most 1073741823 pairs"), device:
+        fused_moe(x, layer.w13, layer.w2, torch.zeros(1, 2).expand(2**29, 2), ids)
 
 
 @pytest.mark.parametrize("top_k", [1, 2])

@@ -36,6 +36,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # few ids to look through.
 _MAX_UNSORTED = 64
 _EXACT_TOKENS = 16  # the tile of the float32 kernel
+_MAX_EXPERTS = 512  # that moe_align_block_size sorts by
+_MAX_PAIRS = 2**30 - 1  # padded to tiles they are still counted by an int
 
 
 def fused_moe(
@@ -94,11 +96,15 @@ def fused_moe(
         )  # fmt: skip
     _check(x, w13, w2, topk_weights, topk_ids, activation, w13_bias, w2_bias)
     (tokens, hidden), (experts, _, width), top_k = x.shape, w2.shape, topk_ids.shape[1]
+    recorded = is_compiling()
+    if not recorded:  # what is recorded is checked when it runs, by moe_gemm
+        _check_strides(x, w13, w2, w13_bias, w2_bias)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     else:
         _check_matrix("out", out, (tokens, hidden), x)
-        if not is_compiling():
+        if not recorded:
+            _check_out(out, rows_of_chunks=top_k == 1 and x.dtype != torch.float32)
             others = {"x": x, "w13": w13, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
             _C.check_apart("fused_moe", "out", out, others | {"w13_bias": w13_bias, "w2_bias": w2_bias})
     if tokens == 0:
@@ -108,7 +114,7 @@ def fused_moe(
     tiles: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
     if pairs > _MAX_UNSORTED:
         tiles = moe_align_block_size(topk_ids, block_size, experts)
-    gemm: Callable[..., Any] = _moe_gemm if is_compiling() else kernels_for(x).moe_gemm
+    gemm: Callable[..., Any] = _moe_gemm if recorded else kernels_for(x).moe_gemm
     activated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     gemm(
         activated, x, w13, w13_bias, topk_ids, None, *tiles, block_size,
@@ -159,9 +165,11 @@ def _check(
     if activation not in ACTIVATIONS:
         _fail("activation", ", ".join(ACTIVATIONS[:-1]) + f" or {ACTIVATIONS[-1]}", repr(activation))
     tokens, hidden = x.shape
-    if w2.ndim != 3 or w2.shape[0] < 1:
-        _fail("w2", "[E, H, I]", str(list(w2.shape)))
-    experts, _, width = w2.shape
+    if w2.ndim != 3 or not 1 <= w2.shape[0] <= _MAX_EXPERTS:
+        _fail("w2", f"[E, H, I] with 1 to {_MAX_EXPERTS} experts", str(list(w2.shape)))
+    experts, rows, width = w2.shape
+    if rows != hidden and (w13.ndim != 3 or w13.shape[2] != hidden):  # w13 sides with x: then it is w2
+        _fail("x", f"[T, H] with w2's H = {rows}", str(list(x.shape)))
     _check_matrix("w13", w13, (experts, 2 * width, hidden), x)
     _check_matrix("w2", w2, (experts, hidden, width), x)
     if w13_bias is not None:
@@ -172,6 +180,8 @@ def _check(
     if topk_ids.ndim != 2 or topk_ids.shape[1] < 1:
         _fail("topk_ids", "[T, k] with k >= 1", str(list(topk_ids.shape)))
     shape = (tokens, topk_ids.shape[1])
+    if tokens * shape[1] > _MAX_PAIRS:
+        _fail("topk_ids", f"at most {_MAX_PAIRS} pairs of token and expert", str(list(topk_ids.shape)))
     _check_matrix("topk_ids", topk_ids, shape, x, (torch.int32,))
     _check_matrix("topk_weights", topk_weights, shape, x, (torch.float32,))
 
@@ -193,6 +203,46 @@ def _check_matrix(
         f"{types} {list(shape)} on {x.device}",
         f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}",
     )
+
+
+def _check_strides(
+    x: Tensor, w13: Tensor, w2: Tensor, w13_bias: Tensor | None, w2_bias: Tensor | None
+) -> None:
+    """What moe_gemm would refuse as arguments of its own."""
+    chunks = x.dtype != torch.float32
+    for name, tensor in (("x", x), ("w13", w13), ("w2", w2)):
+        # The usual tensors are done with these three looks.
+        if not tensor.is_contiguous() or (chunks and (tensor.data_ptr() % 16 or tensor.shape[-1] % 8)):
+            _check_rows(name, tensor, chunks)
+    for name, bias in (("w13_bias", w13_bias), ("w2_bias", w2_bias)):
+        if bias is not None and not bias.is_contiguous():
+            _check_rows(name, bias, False)
+
+
+def _check_rows(name: str, tensor: Tensor, chunks: bool) -> None:
+    """Rows without gaps and, as chunks, of whole 16 bytes that begin at multiples of 16 bytes."""
+    if tensor.numel() == 0:
+        return
+    strides = tensor.stride()
+    if strides[-1] != 1 and tensor.shape[-1] > 1:
+        _fail(name, "a contiguous last dimension (stride 1)", f"strides {list(strides)}")
+    if not chunks:
+        return
+    if tensor.shape[-1] % 8:
+        _fail(name, "rows of a multiple of 8 elements", str(list(tensor.shape)))
+    steps = (step for size, step in zip(tensor.shape[:-1], strides, strict=False) if size > 1)
+    if tensor.data_ptr() % 16 or any(step % 8 for step in steps):
+        _fail(
+            name,
+            "rows that begin at multiples of 16 bytes",
+            f"strides {list(strides)} of 2 bytes at an address of {tensor.data_ptr() % 16} modulo 16",
+        )
+
+
+def _check_out(out: Tensor, rows_of_chunks: bool) -> None:
+    _check_rows("out", out, rows_of_chunks)
+    if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
+        _fail("out", "rows that do not overlap", f"strides {list(out.stride())}")
 
 
 def _fail(name: str, expected: str, given: str) -> None:
