@@ -25,6 +25,7 @@ from inferx.layers.moe import Experts
 from inferx.layers.norm import RMSNorm
 from inferx.layers.placement import CPU, Placement
 from inferx.layers.vector import Vector
+from inferx.loader.block_scales import check_scales
 from inferx.loader.checkpoint import Checkpoint, RawTensor, TensorInfo
 from inferx.models import dense, stacks
 from inferx.ops import AnyWeight, DenseWeight, PackedWeight
@@ -295,7 +296,9 @@ class WeightPlan:
 
     def read(self, name: str) -> RawTensor:
         raw = self._checkpoint.read(name)
-        if not raw.info.quantised and raw.data.numel():
+        if raw.info.quantised:
+            check_scales(raw)
+        elif raw.data.numel():
             # Both of them are NaN where one value is; and it takes no memory.
             low, high = raw.data.aminmax()
             if not math.isfinite(low) or not math.isfinite(high):
