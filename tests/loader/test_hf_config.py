@@ -242,7 +242,7 @@ def test_dtypes() -> None:
         ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral' is not supported"),
         (
             {"rope_scaling": {"type": "linear"}},
-            "factor of rope type linear: expected a positive number, got None",
+            "factor of rope type linear: expected a positive number in float32.s range, got None",
         ),
         ({"rope_scaling": {"type": "longrope", "long_factor": ["x"]}}, "short_factor of rope type longrope"),
         ({"rope_theta": -1}, "rope_theta of rope type default: expected a positive number"),

@@ -195,6 +195,13 @@ def test_every_spelling_of_the_number_of_experts() -> None:
     assert moe.top_k == 3
 
 
+def test_the_largest_number_of_float32() -> None:
+    """Printed with few digits it is above itself, and still rounds to it."""
+    assert model_config({"model_type": "olmoe", "clip_qkv": 3.4028235e38}, PATH).clip_qkv == 3.4028235e38
+    with pytest.raises(LoadError, match=r"clip_qkv: .* float32's range, got 3\.4028236e\+38"):
+        model_config({"model_type": "olmoe", "clip_qkv": 3.4028236e38}, PATH)
+
+
 def test_layers_of_deepseek() -> None:
     def layers(**keys: Any) -> tuple[bool, ...]:
         moe = model_config({"model_type": "deepseek_v3", "num_hidden_layers": 5, **keys}, PATH).moe
@@ -226,8 +233,11 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 4}
         ),
         ({"model_type": "qwen2_moe", "moe_intermediate_size": -1}, "moe_intermediate_size: expected a pos"),
         ({"model_type": "olmoe", "clip_qkv": -1}, "clip_qkv: expected a positive number"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps: expected a positive number, got 1000"),
-        ({"rope_theta": 10**400}, "rope_theta of rope type default: expected a positive number, got 1000"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps: expected a positive number in float32.s range, got 1000"),
+        (
+            {"rope_theta": 10**400},
+            "rope_theta of rope type default: expected a positive number in float32.s range, got 1000",
+        ),
         (
             {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "yarn", **YARN, "truncate": "no"}},
             "truncate of rope type yarn: expected true or false, got no",
@@ -253,6 +263,22 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 4}
         ({**DEEPSEEK, "kv_lora_rank": None}, "kv_lora_rank: expected a positive integer, got None"),
         ({**DEEPSEEK, "num_key_value_heads": 64}, "num_key_value_heads: expected num_attention_heads = 128"),
         ({**DEEPSEEK, "routed_scaling_factor": 0}, "routed_scaling_factor: expected a positive number"),
+        (
+            {**DEEPSEEK, "routed_scaling_factor": 1e39},
+            r"routed_scaling_factor: .*float32's range, got 1e\+39",
+        ),
+        (
+            {**DEEPSEEK, "rope_scaling": {"type": "yarn", **YARN, "mscale_all_dim": 1e39}},
+            r"mscale_all_dim of rope type yarn: expected a positive number in float32's range, got 1e\+39",
+        ),
+        (
+            {**DEEPSEEK, "rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1e39}},
+            "attention_factor of rope type yarn: expected a positive number in float32's range",
+        ),
+        (
+            {**DEEPSEEK, "rope_scaling": {"type": "yarn", **YARN, "factor": 1e39}},
+            "factor of rope type yarn: expected a positive number in float32's range",
+        ),
         ({"model_type": "deepseek_v2"}, "num_experts_per_tok: expected a positive integer, got None"),
         (
             {"model_type": "deepseek_v2", "num_experts_per_tok": 2, "topk_method": "noaux_tc"},

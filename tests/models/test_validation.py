@@ -129,6 +129,25 @@ def test_bad_latents(fields: dict[str, Any], message: str) -> None:
         validate_config(replace(GOOD, mla=replace(MLA, **fields)), "model", ("mla",))
 
 
+def test_scales_beyond_float32() -> None:
+    yarn = RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    latent = replace(GOOD, mla=MLA, head_dim=28)
+    for config, message in (
+        (replace(latent, rope=replace(yarn, mscale=1e38, mscale_all_dim=1e38)), r"mscale_all_dim 1e\+38"),
+        (replace(latent, rope=replace(yarn, attention_factor=1e20)), r"attention_factor 1e\+20"),
+        (replace(GOOD, rope=replace(yarn, attention_factor=3e38)), r"attention_factor 3e\+38"),
+        (
+            replace(GOOD, rope_local=replace(yarn, mscale=1e38, mscale_all_dim=1.0)),
+            r"mscale 1e\+38",
+        ),
+        (replace(GOOD, query_pre_attn_scalar=1e-80), r"query_pre_attn_scalar 1e-80"),
+    ):
+        with pytest.raises(LoadError, match=rf"model: rope.*: expected a scale of .*range, got .*{message}"):
+            validate_config(config, "model", ("mla",) if config.mla else ())
+    good = replace(latent, rope=replace(yarn, mscale=1e15, mscale_all_dim=1e15, attention_factor=10.0))
+    validate_config(good, "model", ("mla",))
+
+
 def test_parts_of_other_families() -> None:
     with pytest.raises(LoadError, match="moe must not be set for llama"):
         validate_config(replace(GOOD, moe=MOE), "model")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from inferx.errors import LoadError
 from inferx.loader.config import RopeConfig, RopeType
-from inferx.loader.hf_values import MAX_NUMBER
+from inferx.loader.hf_values import FLOAT32_END
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _SCALED = ("linear", "dynamic", "llama3", "yarn")
@@ -84,9 +84,10 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
     def number(key: str, default: float | None = None) -> float:
         value: Any = fields.get(key, default)
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not 0 < value <= MAX_NUMBER:
+        if not good or not 0 < value < FLOAT32_END:
             raise LoadError(
-                f"{path}: {key} of rope type {kind}: expected a positive number, got {str(value)[:100]}"
+                f"{path}: {key} of rope type {kind}: expected a positive number in float32's range, "
+                f"got {str(value)[:100]}"
             )
         return float(value)
 
@@ -95,10 +96,11 @@ def _parse(fields: dict[str, Any], max_positions: int, path: Path) -> RopeConfig
 
     def factors(key: str) -> tuple[float, ...]:
         value = fields.get(key)
-        good = isinstance(value, list) and all(type(n) in (int, float) and 0 < n <= MAX_NUMBER for n in value)
+        good = isinstance(value, list) and all(type(n) in (int, float) and 0 < n < FLOAT32_END for n in value)
         if not good or not value:
             raise LoadError(
-                f"{path}: {key} of rope type {kind}: expected positive numbers, got {str(value)[:100]}"
+                f"{path}: {key} of rope type {kind}: expected positive numbers in float32's range, "
+                f"got {str(value)[:100]}"
             )
         return tuple(float(n) for n in value)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from inferx.errors import LoadError
 
 MAX_SIZE = 1 << 31
-MAX_NUMBER = sys.float_info.max  # JSON's integers go beyond
+# From here on, halfway between float32's largest number and 2^128, the nearest float32 is infinity.
+FLOAT32_END = 2.0**128 - 2.0**103
 
 
 class Values:
@@ -47,8 +47,8 @@ class Values:
 
     def number(self, key: str) -> float:
         value = self.get(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
-            raise self.fail(key, "a positive number")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < FLOAT32_END:
+            raise self.fail(key, "a positive number in float32's range")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:

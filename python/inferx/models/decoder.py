@@ -23,7 +23,7 @@ from inferx.layers.rotary import RotaryEmbedding
 from inferx.layers.rotary_device import DeviceRotary
 from inferx.loader.config import ModelConfig
 from inferx.models.layer import AnyAttention, AnyMLP, DecoderLayer, KVCache
-from inferx.models.rotaries import layer_rotaries
+from inferx.models.rotaries import attention_scale, layer_rotaries
 from inferx.models.validation import validate_config
 from inferx.models.weights import ParameterCount, WeightPlan
 
@@ -89,7 +89,6 @@ class Decoder:
 
     def build_attention(self, weights: WeightPlan, prefix: str, index: int) -> AnyAttention:
         config = self.config
-        scalar = config.query_pre_attn_scalar or config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         query_norm, key_norm = self.build_head_norms(weights, prefix)
         sinks = config.attention_sinks
@@ -99,7 +98,7 @@ class Decoder:
                 f"{prefix}.o_proj", config.hidden_size, query_size, bias=config.attention_out_bias
             ),
             head_dim=config.head_dim,
-            scale=scalar**-0.5,
+            scale=attention_scale(config),
             window=config.window_of(index) or 0,
             softcap=config.attn_logit_softcapping or 0.0,
             query_norm=query_norm,

@@ -3,13 +3,13 @@ groups, beside one for all tokens."""
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from inferx.layers.mla import LatentAttention, MLABuffers, QueryProjection
-from inferx.loader.config import MLAConfig, ModelConfig
+from inferx.loader.config import MLAConfig
 from inferx.models.layer import AnyAttention
 from inferx.models.moe import MoEDecoder
+from inferx.models.rotaries import attention_scale
 from inferx.models.weights import WeightPlan
 
 # Of the norms inside of attention, whatever rms_norm_eps the configuration has for the others.
@@ -45,7 +45,7 @@ class DeepseekV2(MoEDecoder):
             output=weights.single(
                 f"{prefix}.o_proj", config.hidden_size, heads * mla.v_head_dim, bias=config.attention_out_bias
             ),
-            scale=attention_scale(config, mla),
+            scale=attention_scale(config),
             kv_lora_rank=mla.kv_lora_rank,
         )
 
@@ -75,12 +75,3 @@ class DeepseekV3(DeepseekV2):
     architecture = "deepseek_v3"
     hf_architectures = ("DeepseekV3ForCausalLM",)
     gguf_architectures = ()
-
-
-def attention_scale(config: ModelConfig, mla: MLAConfig) -> float:
-    """Of query . key.  With YaRN, DeepSeek's factor for long contexts is in it, once for either side."""
-    scale = mla.qk_head_dim**-0.5
-    rope = config.rope
-    if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
-        return scale
-    return scale * (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

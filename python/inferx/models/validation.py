@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from inferx.errors import LoadError
 from inferx.layers.mlp import GATED_ACTIVATIONS
-from inferx.layers.rotary import rotary_dim
+from inferx.layers.rotary import attention_scaling, rotary_dim
 from inferx.loader.config import MLAConfig, ModelConfig, MoEConfig, RopeConfig
-from inferx.models.rotaries import rotary_head_dim
+from inferx.models.rotaries import attention_scale, rotary_head_dim
 
 # What the attention ops take.
 HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, MAX_LATENT_DIM = 8, 256, 1024
@@ -70,6 +72,7 @@ def validate_config(config: ModelConfig, source: str, parts: tuple[str, ...] = (
     for name, rope in (("rope", config.rope), ("rope_local", config.rope_local)):
         if rope is not None:
             _validate_rope(rope, name, rotary_head_dim(config), source)
+            _validate_scale(config, rope, name, source)
 
 
 def _has_experts_only(config: ModelConfig) -> bool:
@@ -175,3 +178,16 @@ def _validate_rope(rope: RopeConfig, name: str, head_dim: int, source: str) -> N
             raise LoadError(f"{source}: {name}: {field} must have {dim // 2} entries, got {length}")
     if rope.rope_type == "llama3" and rope.high_freq_factor == rope.low_freq_factor:
         raise LoadError(f"{source}: {name}: low_freq_factor and high_freq_factor must differ")
+
+
+def _validate_scale(config: ModelConfig, rope: RopeConfig, name: str, source: str) -> None:
+    """Of the scores, with the factor that scalings of rotary embedding put on queries and keys."""
+    factor = attention_scaling(rope, rope.original_max_position_embeddings or config.max_position_embeddings)
+    scale = attention_scale(config) * factor * factor
+    if not scale <= torch.finfo(torch.float32).max:
+        fields = ("factor", "attention_factor", "mscale", "mscale_all_dim")
+        shown = ", ".join(f"{field} {getattr(rope, field)}" for field in fields)
+        raise LoadError(
+            f"{source}: {name}: expected a scale of attention's scores in float32's range, got {scale:.4g} "
+            f"({shown}, query_pre_attn_scalar {config.query_pre_attn_scalar})"
+        )
