@@ -9,6 +9,7 @@ import gguf
 import moe_models
 import numpy as np
 import pytest
+import tiny_gguf
 import torch
 from gguf_metadata import MOE_ARCHITECTURES
 from gguf_tensors import Layout
@@ -20,6 +21,7 @@ from inferx.loader.config import ModelConfig
 from inferx.loader.gguf_checkpoint import GGUFCheckpoint
 from inferx.loader.gguf_file import BLOCK_TYPES, GGUFFile
 from inferx.loader.hf_config import model_config
+from inferx.models import build_model
 
 LAYOUTS = {"stacked": Layout(), "gate_up": Layout(gate_up=True), "old": Layout(one_by_one=True, kv_b=True)}
 
@@ -247,6 +249,48 @@ def test_experts_of_some_layers(files: dict[str, Path]) -> None:
     assert moe.layers == (True, False, True)
 
 
+def test_no_layer_has_experts(files: dict[str, Path], tmp_path: Path) -> None:
+    """As from config.json, whatever the number of experts."""
+    for name, dense in (
+        ("deepseek_v3", {"first_k_dense_replace": 3}),
+        ("qwen2_moe", {"mlp_only_layers": [0, 1, 2]}),
+    ):
+        model = moe_models.build(name, **dense)
+        path = write(model, tmp_path)
+        checkpoint = GGUFCheckpoint(path)
+        prefix = checkpoint._file.metadata["general.architecture"]
+        assert checkpoint._file.metadata[f"{prefix}.expert_count"] in (5, 8)
+        assert checkpoint.config.moe is None
+        assert model_config(model.config.to_dict(), Path("config.json")).moe is None
+        assert config_with(path, expert_used_count=None).moe is None
+    llama = tiny_gguf.write(tmp_path / "l.gguf", metadata=lambda writer: writer.add_expert_count(8))
+    config = GGUFCheckpoint(llama).config
+    assert (config.architecture, config.moe) == ("llama", None)
+
+
+def test_groups_that_early_files_of_deepseek_v3_do_not_name(tmp_path: Path) -> None:
+    path = write(moe_models.build("deepseek_v3", n_routed_experts=256, num_hidden_layers=2), tmp_path)
+    absent = {"expert_group_count": None, "expert_group_used_count": None}
+
+    def groups(path: Path, **changes: Any) -> tuple[int, int]:
+        moe = config_with(path, **changes).moe
+        assert moe is not None
+        return moe.num_groups, moe.top_groups
+
+    assert groups(path) == (4, 2)
+    assert groups(path, **absent) == (8, 4)
+    assert groups(path, **{**absent, "expert_group_count": 1}) == (1, 1)
+    assert groups(path, **{**absent, "expert_group_count": 0}) == (1, 1)
+    for gating in (None, 1, 3):
+        assert groups(path, **absent, expert_gating_func=gating) == (1, 1)
+    fewer = write(moe_models.build("deepseek_v3", n_routed_experts=128), tmp_path)
+    assert groups(fewer, **absent) == (1, 1)
+    unbiased = rewrite(path, lambda metadata: None, leave=lambda name: "exp_probs_b" in name)
+    assert groups(unbiased.rename(tmp_path / "unbiased.gguf"), **absent) == (1, 1)
+    qwen = write(moe_models.build("qwen3_moe", num_experts=256), tmp_path)
+    assert groups(qwen, expert_gating_func=2) == (1, 1)
+
+
 def test_blocks_that_predict_further_tokens_are_left_out(files: dict[str, Path]) -> None:
     checkpoint = GGUFCheckpoint(files["deepseek_v3"])
     shorter = rewrite(
@@ -271,6 +315,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"expert_group_count": 3}, "expert_group_count' must be a divisor of the 8 experts"),
     ("deepseek_v3", {"expert_group_used_count": 5}, "expert_group_used_count' must be at most expert_group"),
     ("deepseek_v3", {"expert_used_count": 5}, "expert_used_count' must be at most 2 groups of 2 experts"),
+    ("deepseek_v3", {"expert_group_count": False}, "expert_group_count' must be a number, got False"),
+    ("deepseek_v3", {"rope__scaling__factor": False}, "rope.scaling.factor' must be a number, got False"),
+    ("deepseek_v3", {"expert_weights_scale": 1e30}, "expert_weights_scale' must be a positive number, got 1"),
+    ("mixtral", {"expert_count": False}, "'llama.expert_count' must be a number, got False"),
+    ("mixtral", {"expert_count": True}, "'llama.expert_count' must be a number, got True"),
     ("deepseek_v3", {"rope__dimension_count": 24}, "rope.dimension_count' must be an even number below"),
     ("deepseek_v3", {"attention__kv_lora_rank": None}, "attention.kv_lora_rank' must be a positive integer"),
     ("deepseek_v3", {"attention__kv_lora_rank": 31}, r"expected 1 heads of 39 rows, got shape \[40, 64\]"),
@@ -303,10 +352,21 @@ def test_damaged_stacks_are_named(files: dict[str, Path]) -> None:
             GGUFCheckpoint(path)
 
 
-def test_missing_experts(files: dict[str, Path]) -> None:
+def test_missing_experts(files: dict[str, Path], tmp_path: Path) -> None:
     path = rewrite(files["mixtral"], lambda metadata: None, leave=lambda name: "ffn_gate_inp" in name)
-    with pytest.raises(LoadError, match="expert_count is 5, but no block has tensor ffn_gate_inp"):
+    with pytest.raises(
+        LoadError, match=r"blk\.0\.ffn_\w+_exps\.weight is of experts, but no block has .*_inp"
+    ):
         GGUFCheckpoint(path)
+    old = write(moe_models.build("mixtral"), tmp_path, LAYOUTS["old"])
+    path = rewrite(old, lambda metadata: None, leave=lambda name: "_inp" in name or "blk.0.ffn" in name)
+    with pytest.raises(
+        LoadError, match=r"blk\.1\.ffn_\w+\.\d\.weight is of experts, but no block has .*_inp"
+    ):
+        GGUFCheckpoint(path)
+    path = rewrite(files["mixtral"], lambda metadata: None, leave=lambda name: "blk.0.ffn_gate_inp" in name)
+    with pytest.raises(LoadError, match=r"tensor model\.layers\.0\.mlp\.gate_proj\.weight is missing"):
+        build_model(GGUFCheckpoint(path))
     path = rewrite(files["mixtral"], lambda metadata: None, leave=lambda name: "ffn_up_exps" in name)
     with pytest.raises(
         LoadError, match=r"tensor model\.layers\.0\.mlp\.experts\.0\.up_proj\.weight is missing"

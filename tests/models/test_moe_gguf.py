@@ -86,3 +86,17 @@ def check(
     gate, up, down = (type_of(part.format(name)) for name in ("gate", "up", "down"))
     assert (*mlp.experts.w13.dtypes, *mlp.experts.w2.dtypes) == (gate, up, down)  # type: ignore[union-attr]
     check_against_oracle(oracle, model, prompt(45))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [deepseek_v3(**LATENT, first_k_dense_replace=99), qwen2_moe(**EXPERTS, mlp_only_layers=list(range(9)))],
+    ids=["deepseek-v3", "qwen2-moe"],
+)
+def test_only_plain_layers(config: PretrainedConfig, tmp_path: Path) -> None:
+    """Metadata that counts experts, and no layer that has any."""
+    oracle = tiny_model(config, seed=3)
+    architecture = MOE_ARCHITECTURES[config.model_type]
+    model = load(write_gguf(oracle, tmp_path / "m.gguf", architecture))
+    assert not any(isinstance(layer.mlp, MoE) for layer in model.layers)
+    check_against_oracle(oracle, model, prompt(45))

@@ -21,8 +21,10 @@ class Keys:
         return f"{self._prefix}.{key}"
 
     def given(self, key: str) -> bool:
-        """Whether the key is there and not zero, which writers use for "none"."""
+        """Whether the key, of a number, is there and not zero, which writers use for "none"."""
         value = self._file.metadata.get(self._name(key))
+        if isinstance(value, bool):
+            raise self.fail(key, "a number")
         return value is not None and not (isinstance(value, (int, float)) and value == 0)
 
     def integer(self, key: str, default: int | None = None) -> int:

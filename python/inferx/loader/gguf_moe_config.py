@@ -6,10 +6,15 @@ from inferx.errors import LoadError
 from inferx.loader.config import MLAConfig, MoEConfig
 from inferx.loader.gguf_file import GGUFFile
 from inferx.loader.gguf_keys import Keys
+from inferx.loader.gguf_names import block_number, canonical_name
 
 WITH_EXPERTS = ("llama", "mistral", "qwen2moe", "qwen3moe", "olmoe", "deepseek2", "gpt-oss")
 # Whether the weights of the chosen experts sum to 1, where the file does not say it.
 _RENORMALIZED = {"llama", "mistral", "qwen3moe"}
+# Published files of DeepSeek-V3 and R1 whose converters did not write the groups yet.  The models were
+# trained with them: n_group and topk_group of their config.json are 8 and 4.  They are told from others by
+# 256 experts and their router: a sigmoid, and a bias that chooses.
+_V3_EXPERTS, _V3_GROUPS = 256, (8, 4)
 # expert_gating_func; the third is the softmax over the chosen logits.
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 
@@ -19,18 +24,19 @@ def moe_config(file: GGUFFile, keys: Keys, architecture: str, layers: int) -> Mo
     if not keys.given("expert_count"):
         return None
     sparse = tuple(f"blk.{layer}.ffn_gate_inp.weight" in file.tensors for layer in range(layers))
+    if not any(sparse):
+        _check_dense(file, architecture, layers)
+        return None
     experts, top_k = keys.integer("expert_count"), keys.integer("expert_used_count")
     if top_k > experts:
         raise keys.fail("expert_used_count", f"at most expert_count = {experts}")
-    if not any(sparse):
-        raise LoadError(
-            f"{file.path}: expert_count is {experts}, but no block has tensor ffn_gate_inp.weight"
-        )
-    groups, top_groups = _groups(keys, experts, top_k)
     gating = _gating(keys)
     renormalized = keys.flag("expert_weights_norm", architecture in _RENORMALIZED)
     of_chosen = gating == _SOFTMAX_OF_CHOSEN or architecture == "gpt-oss"
     first = sparse.index(True)
+    score_bias = f"blk.{first}.exp_probs_b.bias" in file.tensors
+    is_v3 = architecture == "deepseek2" and gating == _SIGMOID and score_bias
+    groups, top_groups = _groups(keys, experts, top_k, is_v3=is_v3)
     return MoEConfig(
         num_experts=experts,
         top_k=top_k,
@@ -39,7 +45,7 @@ def moe_config(file: GGUFFile, keys: Keys, architecture: str, layers: int) -> Mo
         scoring="sigmoid" if gating == _SIGMOID else "softmax",
         renormalize=renormalized or of_chosen,  # which sums to 1, whatever else the file says
         routed_scaling_factor=keys.optional_number("expert_weights_scale") or 1.0,
-        score_bias=f"blk.{first}.exp_probs_b.bias" in file.tensors,
+        score_bias=score_bias,
         num_groups=groups,
         top_groups=top_groups,
         router_bias=f"blk.{first}.ffn_gate_inp.bias" in file.tensors,
@@ -47,6 +53,16 @@ def moe_config(file: GGUFFile, keys: Keys, architecture: str, layers: int) -> Mo
         shared_intermediate_size=_columns(file, f"blk.{first}.ffn_down_shexp.weight") or 0,
         shared_gate=f"blk.{first}.ffn_gate_inp_shexp.weight" in file.tensors,
     )
+
+
+def _check_dense(file: GGUFFile, architecture: str, layers: int) -> None:
+    """No block has a router: LoadError when one has experts all the same."""
+    for name in file.tensors:
+        number = block_number(name)
+        if number is not None and number < layers and ".experts." in canonical_name(architecture, name):
+            raise LoadError(
+                f"{file.path}: tensor {name} is of experts, but no block has tensor ffn_gate_inp.weight"
+            )
 
 
 def _gating(keys: Keys) -> int:
@@ -57,11 +73,15 @@ def _gating(keys: Keys) -> int:
     return value
 
 
-def _groups(keys: Keys, experts: int, top_k: int) -> tuple[int, int]:
-    groups = keys.optional_integer("expert_group_count") or 1
-    if groups == 1:
-        return 1, 1
-    top_groups = keys.integer("expert_group_used_count")
+def _groups(keys: Keys, experts: int, top_k: int, *, is_v3: bool) -> tuple[int, int]:
+    absent = all(keys.raw(key) is None for key in ("expert_group_count", "expert_group_used_count"))
+    if absent and is_v3 and experts == _V3_EXPERTS:
+        groups, top_groups = _V3_GROUPS
+    else:
+        groups = keys.optional_integer("expert_group_count") or 1
+        if groups == 1:
+            return 1, 1
+        top_groups = keys.integer("expert_group_used_count")
     if experts % groups:
         raise keys.fail("expert_group_count", f"a divisor of the {experts} experts")
     if top_groups > groups:
