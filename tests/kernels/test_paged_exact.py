@@ -55,6 +55,26 @@ def test_window(device: Device, window: int) -> None:
     check(device, batch, window=window)
 
 
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("max_query_len", [1, None])
+@pytest.mark.parametrize("block_size", [2**31, 2**32, 2**32 + 8])
+def test_blocks_of_more_slots_than_an_int(
+    device: Device, dtype: torch.dtype, block_size: int, max_query_len: int | None
+) -> None:
+    """Such a cache exists as one row that is expanded; all keys are in a request's first block."""
+    if not device.is_simt:
+        pytest.skip("no expanded copy on a GPU")
+    key, value = (torch.randn(64).to(dtype) for _ in range(2))
+    caches = [row.expand(2, block_size, 1, 64) for row in (key, value)]
+    table = device.put(torch.tensor([[1, -7]], dtype=torch.int32))
+    starts, lengths = (device.put(torch.tensor(x, dtype=torch.int32)) for x in ([0, 1], [30]))
+    query = device.put(torch.randn(1, 3, 64).to(dtype))
+    with device:
+        out = ops.paged_attention(query, *caches, table, starts, lengths, 0.1, max_query_len=max_query_len)
+    assert isinstance(out, torch.Tensor)
+    assert torch.allclose(out, value.expand(1, 3, 64), rtol=1e-2, atol=1e-5)
+
+
 def test_softcap_and_sinks(device: Device) -> None:
     sinks = torch.tensor([-torch.inf, -3.0, 0.5, 40.0])
     batch = make(SHORT, (4, 2), 64, F32, spread=4.0)

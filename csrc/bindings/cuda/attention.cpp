@@ -78,7 +78,7 @@ cuda::PagedAttentionParams make_params(const PagedAttentionArgs& args) {
   p.num_heads = args.num_heads();
   p.num_kv_heads = args.num_kv_heads();
   p.head_dim = args.head_dim();
-  p.block_size = key_cache.size(1);
+  p.block_size = std::min<int64_t>(key_cache.size(1), INT32_MAX / 8 * 8);  // an int; no key lies beyond
   p.num_blocks = key_cache.size(0);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
