@@ -131,8 +131,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   for (int e = warp; e < p.experts; e += warps) {
     const int begin = begins[e] / p.block_size;
     const int count = ends[e] - begins[e], end = begin + (count + p.block_size - 1) / p.block_size;
-    for (int b = begin + lane; b < end; b += 32) p.expert_ids[b] = e;
-    for (int i = ends[e] + lane; i < end * p.block_size; i += 32) p.sorted_token_ids[i] = pairs;
+    // 64 bits: a step beyond the last place may be a step beyond an int.
+    for (int64_t b = begin + lane; b < end; b += 32) p.expert_ids[b] = e;
+    for (int64_t i = ends[e] + lane; i < int64_t{end} * p.block_size; i += 32) p.sorted_token_ids[i] = pairs;
   }
   for (int64_t b = place.total + thread; b < p.max_blocks; b += threads) p.expert_ids[b] = -1;
   for (int64_t i = static_cast<int64_t>(place.total) * p.block_size + thread; i < p.max_sorted; i += threads)
