@@ -118,7 +118,7 @@ class Bench:
             checkpoint=None,
             tokenizer=None,
             model=SimpleNamespace(prefix_cache_key=lambda length: None),
-            info=None,
+            info=SimpleNamespace(total_parameters=2, active_parameters=1),
             scheduler_config=config,
         )
         self.core = EngineCore(loaded, EngineArgs(seed=0), runner=self.device)
