@@ -109,14 +109,15 @@ def tokens(found: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], list[i
     return {key: answer.tokens for key, answer in found.items()}
 
 
-def test_continuous_batching(tiny: Path) -> None:
-    """Greedy and seeded, arriving while others run, in chunks; log-probabilities agree too."""
+def check_continuous_batching(path: Path, new_tokens: int) -> None:
+    """Greedy and seeded, arriving while others run, in chunks, steps under way, graphs; log-probabilities
+    agree too."""
     requests = [
-        request(f"r{i}", prompt, greedy(10, logprobs=2) if i % 2 else sampled(10, seed=i))
+        request(f"r{i}", prompt, greedy(new_tokens, logprobs=2) if i % 2 else sampled(new_tokens, seed=i))
         for i, prompt in enumerate(PROMPTS)
     ]
-    expected = answers(make_core(tiny), requests)
-    core = staged_core(tiny, graphs=True, device="simt", max_num_batched_tokens=16)
+    expected = answers(make_core(path), requests)
+    core = staged_core(path, graphs=True, device="simt", max_num_batched_tokens=16)
     actual = answers(core, requests)
     assert tokens(actual) == tokens(expected)
     for key, answer in actual.items():
@@ -128,7 +129,7 @@ def test_continuous_batching(tiny: Path) -> None:
     assert runner.seen.graphs.replays > 0
 
 
-def test_shared_prefixes_forks_and_preemption(llama: Path, seed: int) -> None:
+def check_shared_prefixes_forks_and_preemption(path: Path, seed: int) -> None:
     """Block copies, cached prefixes, recomputation: a pool that is too small, twice."""
     rng = random.Random(seed)
     stem = [rng.randrange(250) for _ in range(13)]
@@ -137,14 +138,22 @@ def test_shared_prefixes_forks_and_preemption(llama: Path, seed: int) -> None:
         request(f"r{i}", stem + PROMPTS[i][: 3 * i], sampled(16, seed=i, n=1 + i % 2)) for i in range(4)
     ]
     requests += [request("greedy", [*stem[:11], 9, 9], greedy(14))]
-    expected = tokens(answers(make_core(llama), requests))
-    core = staged_core(llama, graphs=True, device="simt", num_blocks=10, max_num_batched_tokens=24)
+    expected = tokens(answers(make_core(path), requests))
+    core = staged_core(path, graphs=True, device="simt", num_blocks=10, max_num_batched_tokens=24)
     for gap in (0, 2):
         assert tokens(answers(core, requests, gap)) == expected
     stats = core.stats()
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0
     assert core.runner.seen.copies > 0  # type: ignore[attr-defined]
+
+
+def test_continuous_batching(tiny: Path) -> None:
+    check_continuous_batching(tiny, 10)
+
+
+def test_shared_prefixes_forks_and_preemption(llama: Path, seed: int) -> None:
+    check_shared_prefixes_forks_and_preemption(llama, seed)
 
 
 def test_prompt_logprobs_and_penalties(llama: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.core_harness import drive, make_core, request, save_with_tokenizer
-from tests.engine.device_harness import StagedRunner, staged_core
 from tests.engine.test_simt_engine import (
     BASE,
     PROMPTS,
-    answers,
+    check_continuous_batching,
+    check_shared_prefixes_forks_and_preemption,
     greedy,
     prompt_logprobs,
     reference,
     rms,
-    sampled,
     simt,
-    tokens,
 )
 from tests.models.model_harness import tiny_model
 from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig
@@ -82,41 +79,12 @@ def save_tiny(family: str, directory: Path) -> Path:
 
 
 def test_continuous_batching(tiny: Path) -> None:
-    """Greedy and seeded, in chunks, steps under way, graphs; log-probabilities agree too."""
-    requests = [
-        request(f"r{i}", prompt, greedy(8, logprobs=2) if i % 2 else sampled(8, seed=i))
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    expected = answers(make_core(tiny), requests)
-    core = staged_core(tiny, graphs=True, device="simt", max_num_batched_tokens=16)
-    actual = answers(core, requests)
-    assert tokens(actual) == tokens(expected)
-    for key, answer in actual.items():
-        for mine, theirs in zip(answer.logprobs, expected[key].logprobs, strict=True):
-            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)  # type: ignore[attr-defined]
-    runner = core.runner
-    assert isinstance(runner, StagedRunner)
-    assert runner.seen.sources > 0
-    assert runner.seen.graphs.replays > 0
+    check_continuous_batching(tiny, 8)
 
 
 def test_shared_prefixes_forks_and_preemption(shared: Path, seed: int) -> None:
-    """Block copies of caches with and without values, cached prefixes, recomputation."""
-    rng = random.Random(seed)
-    stem = [rng.randrange(250) for _ in range(13)]
-    requests = [request("first", [*stem, 1], greedy(4))]
-    requests += [
-        request(f"r{i}", stem + PROMPTS[i][: 3 * i], sampled(16, seed=i, n=1 + i % 2)) for i in range(4)
-    ]
-    requests += [request("greedy", [*stem[:11], 9, 9], greedy(14))]
-    expected = tokens(answers(make_core(shared), requests))
-    core = staged_core(shared, graphs=True, device="simt", num_blocks=10, max_num_batched_tokens=24)
-    for gap in (0, 2):
-        assert tokens(answers(core, requests, gap)) == expected
-    stats = core.stats()
-    assert stats.num_preemptions > 0
-    assert stats.prefix_cache_hits > 0
-    assert core.runner.seen.copies > 0  # type: ignore[attr-defined]
+    """Of caches with and without values."""
+    check_shared_prefixes_forks_and_preemption(shared, seed)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from inferx import ops
 from inferx.layers.attention import AttentionMetadata
 from inferx.loader import open_checkpoint
 from inferx.models import Model, build_model
@@ -245,3 +246,17 @@ def check_against_oracle(
 
 def check_token_by_token(model: Model, ids: torch.Tensor) -> None:
     assert torch.equal(PagedRunner(model, seed=4).chunked(ids, [1]), PagedRunner(model).whole(ids))
+
+
+def check_threads(model: Model, ids: torch.Tensor) -> None:
+    """Logits have the same bits whatever the number of threads."""
+    threads = ops.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            ops.set_num_threads(count)
+            results.append(PagedRunner(model).whole(ids))
+    finally:
+        ops.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

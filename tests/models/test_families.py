@@ -12,6 +12,7 @@ from model_harness import (
     VOCAB,
     PagedRunner,
     check_against_oracle,
+    check_threads,
     check_token_by_token,
     load,
     prompt,
@@ -28,7 +29,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from inferx import ops
 from inferx.layers.attention import AttentionMetadata
 
 BASE: dict[str, Any] = {
@@ -169,16 +169,7 @@ def test_token_by_token_is_bit_identical(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-9q3kv", "gemma3"])
 def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
     model = load(save(tiny_model(CASES[name](), seed=5), tmp_path))
-    ids, threads = prompt(70, seed=5), ops.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            ops.set_num_threads(count)
-            results.append(PagedRunner(model).whole(ids))
-    finally:
-        ops.set_num_threads(threads)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    check_threads(model, prompt(70, seed=5))
 
 
 def test_empty_step(tmp_path: Path) -> None:

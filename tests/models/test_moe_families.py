@@ -9,6 +9,7 @@ import torch
 from model_harness import (
     PagedRunner,
     check_against_oracle,
+    check_threads,
     check_token_by_token,
     load,
     prompt,
@@ -17,8 +18,6 @@ from model_harness import (
 )
 from moe_configs import CASES, deepseek_v3, gpt_oss, mixtral, olmoe
 from transformers import PreTrainedModel
-
-from inferx import ops
 
 FAMILIES = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "deepseek-v2", "deepseek-v3", "gpt-oss"]
 
@@ -40,16 +39,7 @@ def test_token_by_token_is_bit_identical(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2-moe", "deepseek-v3"])
 def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
     model = load(save(tiny_model(CASES[name](), seed=5), tmp_path))
-    ids, threads = prompt(70, seed=5), ops.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            ops.set_num_threads(count)
-            results.append(PagedRunner(model).whole(ids))
-    finally:
-        ops.set_num_threads(threads)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    check_threads(model, prompt(70, seed=5))
 
 
 def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
