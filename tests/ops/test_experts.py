@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -253,6 +255,33 @@ def test_several_passes() -> None:
     one = [by_linear(x[:1], layer, torch.ones(1, 1), torch.tensor([[e]]))[0] for e in (0, 1)]
     table = torch.stack([*one, torch.zeros(2048)])
     assert_same_bits(y, weights * table[ids[:, 0].long()] + 0.0)
+
+
+def test_idle_experts_are_not_read() -> None:
+    """Their weights lie in pages that nobody may touch."""
+    code = """
+import ctypes, mmap, torch
+from inferx import ops
+w13, w2 = ops.PackedExperts((8, 256, 64), ("F32", "F32")), ops.PackedExperts((8, 64, 128), ("F32",))
+for expert in (2, 5):
+    w13.pack(expert, 0, torch.ones(128, 64)), w13.pack(expert, 1, torch.ones(128, 64))
+    w2.pack(expert, 0, torch.ones(64, 128))
+libc = ctypes.CDLL(None, use_errno=True)
+for stack in (w13, w2):
+    each = stack.nbytes // 8
+    for expert in set(range(8)) - {2, 5}:
+        begin = -(-(stack._buffer.data_ptr() + expert * each) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (stack._buffer.data_ptr() + (expert + 1) * each) // mmap.PAGESIZE * mmap.PAGESIZE
+        assert end - begin >= 4 * mmap.PAGESIZE
+        assert libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 0) == 0
+ids = torch.tensor([[2, 5], [5, IDLE]], dtype=torch.int32)
+y = ops.fused_moe(torch.ones(2, 64), w13, w2, torch.ones(2, 2), ids)
+assert y.isfinite().all()
+print("done", flush=True)
+"""
+    for other, survives in ((2, True), (3, False)):  # expert 3 shows that reading would be seen
+        child = subprocess.run([sys.executable, "-c", code.replace("IDLE", str(other))], capture_output=True)
+        assert (b"done" in child.stdout) == survives, child.stderr.decode()
 
 
 def test_duplicates() -> None:
