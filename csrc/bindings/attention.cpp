@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bindings/attention_params.h"
 #include "bindings/bindings.h"
 #include "bindings/check.h"
 #include "bindings/checks/attention_lists.h"
@@ -28,44 +29,22 @@ void paged_attention(const TensorRef& out, const py::object& lse_object, const T
   Arg(op, "query", query).on_cpu();
   check_paged_attention(op, args, {DType::f32}, {DType::f32, DType::f16, DType::bf16});
   if (!causal) fail_expected(op, "causal", "True on the CPU", "False");
-  const int64_t block_size = key_cache.size(1), max_blocks = block_tables.size(1);
 
   cpu::AttentionParams p{};
-  p.query = query.ptr<float>();
-  p.query_stride_token = query.stride(0);
-  p.query_stride_head = query.stride(1);
-  p.key_cache = key_cache.data;
-  p.key_stride_block = key_cache.stride(0);
-  p.key_stride_slot = key_cache.stride(1);
+  fill_attention_params(p, args, key_cache);
   p.key_stride_head = key_cache.stride(2);
   p.value_cache = value_cache.data;
   p.value_stride_block = value_cache.stride(0);
   p.value_stride_slot = value_cache.stride(1);
   p.value_stride_head = value_cache.stride(2);
-  p.cache_dtype = key_cache.dtype;
-  p.block_tables = block_tables.ptr<int32_t>();
-  p.block_tables_stride = block_tables.stride(0);
-  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
-  p.seq_lens = seq_lens.ptr<int32_t>();
-  p.batch = args.batch();
-  p.num_heads = args.num_heads();
   p.num_kv_heads = args.num_kv_heads();
-  p.head_dim = p.value_dim = args.head_dim();
-  p.block_size = block_size;
-  p.scale = static_cast<float>(scale);
+  p.value_dim = p.head_dim;
   p.softcap = static_cast<float>(softcap);
   p.window =
       std::min<int64_t>(window, INT32_MAX);  // seq_lens are int32: longer ones see all; sums stay in range
   p.sinks = sinks.ptr<float>();
-  p.out = out.ptr<float>();
-  p.out_stride_token = out.stride(0);
-  p.out_stride_head = out.stride(1);
-  if (lse.given) {
-    p.lse = lse.ptr<float>();
-    p.lse_stride_token = lse.tensor.stride(0);
-    p.lse_stride_head = lse.tensor.stride(1);
-  }
-  check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, args.num_tokens(), max_blocks * block_size);
+  check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, args.num_tokens(),
+                block_tables.size(1) * p.block_size);
   check_block_ids(op, p, key_cache.size(0));
   py::gil_scoped_release release;
   cpu::paged_attention(p);

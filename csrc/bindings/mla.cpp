@@ -1,5 +1,6 @@
 #include "cpu/mla.h"
 
+#include "bindings/attention_params.h"
 #include "bindings/bindings.h"
 #include "bindings/checks/attention_lists.h"
 #include "bindings/checks/mla_attention.h"
@@ -46,33 +47,13 @@ void mla_attention(const TensorRef& out, const py::object& lse_object, const Ten
   check_mla_attention(op, args, {DType::f32}, {DType::f32, DType::f16, DType::bf16});
 
   cpu::AttentionParams p{};
-  p.query = query.ptr<float>();
-  p.query_stride_token = query.stride(0);
-  p.query_stride_head = query.stride(1);
+  fill_attention_params(p, args, kv_cache);
   // One KV head, whose values are the beginnings of its keys.
-  p.key_cache = p.value_cache = kv_cache.data;
-  p.key_stride_block = p.value_stride_block = kv_cache.stride(0);
-  p.key_stride_slot = p.value_stride_slot = kv_cache.stride(1);
-  p.cache_dtype = kv_cache.dtype;
-  p.block_tables = block_tables.ptr<int32_t>();
-  p.block_tables_stride = block_tables.stride(0);
-  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
-  p.seq_lens = seq_lens.ptr<int32_t>();
-  p.batch = args.batch();
-  p.num_heads = args.num_heads();
+  p.value_cache = p.key_cache;
+  p.value_stride_block = p.key_stride_block;
+  p.value_stride_slot = p.key_stride_slot;
   p.num_kv_heads = 1;
-  p.head_dim = args.key_dim();
   p.value_dim = value_dim;
-  p.block_size = args.block_size();
-  p.scale = static_cast<float>(scale);
-  p.out = out.ptr<float>();
-  p.out_stride_token = out.stride(0);
-  p.out_stride_head = out.stride(1);
-  if (lse.given) {
-    p.lse = lse.ptr<float>();
-    p.lse_stride_token = lse.tensor.stride(0);
-    p.lse_stride_head = lse.tensor.stride(1);
-  }
   check_lengths(op, p.cu_seqlens_q, p.seq_lens, p.batch, args.num_tokens(),
                 block_tables.size(1) * p.block_size);
   check_block_ids(op, p, args.num_blocks());

@@ -30,7 +30,7 @@ inline void check_mla_attention(const char* op, const MlaAttentionArgs& args,
                                 std::initializer_list<DType> query_dtypes,
                                 std::initializer_list<DType> cache_dtypes) {
   const auto& [out, query, kv_cache, block_tables, cu_seqlens_q, seq_lens, lse, scale, value_dim] = args;
-  Sym T{"T"}, heads{"heads"}, batch{"batch"}, max_blocks{"max_blocks"};
+  Sym T{"T"}, heads{"heads"};
   Arg(op, "kv_cache", kv_cache).same_device("query", query).ndim(3).dtype(cache_dtypes).last_dim_contiguous();
   if (kv_cache.size(1) < 1) Arg(op, "kv_cache", kv_cache).expected("a block size of at least 1", "0");
   const int64_t key_dim = kv_cache.size(2);
@@ -46,31 +46,14 @@ inline void check_mla_attention(const char* op, const MlaAttentionArgs& args,
                   "a multiple of 8 from 8 to kv_cache's last dimension " + std::to_string(key_dim),
                   std::to_string(value_dim));
   }
-  Arg(op, "seq_lens", seq_lens).same_device("query", query).dtype({DType::i32}).shape({batch}).contiguous();
-  Arg(op, "cu_seqlens_q", cu_seqlens_q)
-      .same_device("query", query)
-      .dtype({DType::i32})
-      .shape({batch.value + 1})
-      .contiguous();
-  Arg(op, "block_tables", block_tables)
-      .same_device("query", query)
-      .dtype({DType::i32})
-      .shape({batch, max_blocks})
-      .last_dim_contiguous();
+  check_batch_lists(op, query, block_tables, cu_seqlens_q, seq_lens);
   Arg(op, "out", out)
       .same_device("query", query)
       .same_dtype("query", query)
       .shape({T, heads, value_dim})
       .last_dim_contiguous()
       .not_self_overlapping();
-  if (lse.given) {
-    Arg(op, "lse", lse.tensor)
-        .same_device("query", query)
-        .dtype({DType::f32})
-        .shape({T, heads})
-        .not_self_overlapping();
-    check_disjoint(op, "lse", lse.tensor, "out", out);
-  }
+  if (lse.given) check_lse(op, lse.tensor, query, out, T, heads);
   for (const NamedTensor& written : {NamedTensor{"out", &out}, {"lse", lse.if_given()}}) {
     if (!written.tensor) continue;
     check_disjoint(op, written.name, *written.tensor,

@@ -55,6 +55,34 @@ inline std::string number_string(double x) {
   return text;
 }
 
+// Where the queries and keys of each request lie.
+inline void check_batch_lists(const char* op, const TensorRef& query, const TensorRef& block_tables,
+                              const TensorRef& cu_seqlens_q, const TensorRef& seq_lens) {
+  Sym batch{"batch"}, max_blocks{"max_blocks"};
+  Arg(op, "seq_lens", seq_lens).same_device("query", query).dtype({DType::i32}).shape({batch}).contiguous();
+  Arg(op, "cu_seqlens_q", cu_seqlens_q)
+      .same_device("query", query)
+      .dtype({DType::i32})
+      .shape({batch.value + 1})
+      .contiguous();
+  Arg(op, "block_tables", block_tables)
+      .same_device("query", query)
+      .dtype({DType::i32})
+      .shape({batch, max_blocks})
+      .last_dim_contiguous();
+}
+
+// heads: of the query.
+inline void check_lse(const char* op, const TensorRef& lse, const TensorRef& query, const TensorRef& out,
+                      Sym& tokens, Sym& heads) {
+  Arg(op, "lse", lse)
+      .same_device("query", query)
+      .dtype({DType::f32})
+      .shape({tokens, heads})
+      .not_self_overlapping();
+  check_disjoint(op, "lse", lse, "out", out);
+}
+
 // What is written shares nothing with the small inputs.
 inline void check_apart_from_lists(const char* op, const char* name, const TensorRef& written,
                                    const PagedAttentionArgs& args) {
@@ -73,7 +101,7 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
   constexpr int64_t kMaxHeadDim = 256;
   const auto& [out, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens, lse, sinks, k_scale,
                v_scale, scale, softcap, window] = args;
-  Sym T{"T"}, Hq{"Hq"}, batch{"batch"}, max_blocks{"max_blocks"};
+  Sym T{"T"}, Hq{"Hq"};
   Arg(op, "key_cache", key_cache)
       .same_device("query", query)
       .ndim(4)
@@ -95,17 +123,7 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
                   "a number of heads that is a multiple of key_cache's " + std::to_string(kv_heads),
                   std::to_string(Hq.value));
   }
-  Arg(op, "seq_lens", seq_lens).same_device("query", query).dtype({DType::i32}).shape({batch}).contiguous();
-  Arg(op, "cu_seqlens_q", cu_seqlens_q)
-      .same_device("query", query)
-      .dtype({DType::i32})
-      .shape({batch.value + 1})
-      .contiguous();
-  Arg(op, "block_tables", block_tables)
-      .same_device("query", query)
-      .dtype({DType::i32})
-      .shape({batch, max_blocks})
-      .last_dim_contiguous();
+  check_batch_lists(op, query, block_tables, cu_seqlens_q, seq_lens);
   Arg(op, "out", out)
       .same_device("query", query)
       .same_dtype("query", query)
@@ -116,12 +134,7 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
   check_disjoint(op, "out", out, "key_cache", key_cache);
   check_disjoint(op, "out", out, "value_cache", value_cache);
   if (lse.given) {
-    Arg(op, "lse", lse.tensor)
-        .same_device("query", query)
-        .dtype({DType::f32})
-        .shape({T, Hq})
-        .not_self_overlapping();
-    check_disjoint(op, "lse", lse.tensor, "out", out);
+    check_lse(op, lse.tensor, query, out, T, Hq);
     check_disjoint(op, "lse", lse.tensor, "query", query);
     check_disjoint(op, "lse", lse.tensor, "key_cache", key_cache);
     check_disjoint(op, "lse", lse.tensor, "value_cache", value_cache);

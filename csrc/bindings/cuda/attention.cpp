@@ -6,6 +6,7 @@
 
 #include "bindings/checks/alignment.h"
 #include "bindings/checks/paged_attention.h"
+#include "bindings/cuda/attention_params.h"
 #include "bindings/cuda/device_call.h"
 #include "bindings/cuda/families.h"
 #include "kernels/attention/params.h"
@@ -42,45 +43,18 @@ cuda::PagedAttentionParams make_params(const PagedAttentionArgs& args) {
   const auto& [out, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens, lse, sinks, k_scale,
                v_scale, scale, softcap, window] = args;
   cuda::PagedAttentionParams p{};
-  p.query = query.data;
-  p.query_stride_token = query.stride(0);
-  p.query_stride_head = query.stride(1);
-  p.out = out.data;
-  p.out_stride_token = out.stride(0);
-  p.out_stride_head = out.stride(1);
-  p.dtype = query.dtype;
-  if (lse.given) {
-    p.lse = lse.ptr<float>();
-    p.lse_stride_token = lse.tensor.stride(0);
-    p.lse_stride_head = lse.tensor.stride(1);
-  }
-  p.key_cache = key_cache.data;
-  p.key_stride_block = key_cache.stride(0);
-  p.key_stride_slot = key_cache.stride(1);
+  fill_device_attention_params(p, args, key_cache);
   p.key_stride_head = key_cache.stride(2);
   p.value_cache = value_cache.data;
   p.value_stride_block = value_cache.stride(0);
   p.value_stride_slot = value_cache.stride(1);
   p.value_stride_head = value_cache.stride(2);
-  p.cache_dtype = key_cache.dtype;
   p.k_scale = k_scale.ptr<float>();
   p.v_scale = v_scale.ptr<float>();
   p.k_scale_stride = k_scale.given && k_scale.tensor.numel() > 1 ? 1 : 0;
   p.v_scale_stride = v_scale.given && v_scale.tensor.numel() > 1 ? 1 : 0;
   p.copy_bytes = is_aligned(key_cache, 16) && is_aligned(value_cache, 16) ? 16 : 8;
-  p.block_tables = block_tables.ptr<int32_t>();
-  p.block_tables_stride = block_tables.stride(0);
-  p.max_blocks = block_tables.size(1);
-  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
-  p.seq_lens = seq_lens.ptr<int32_t>();
-  p.batch = args.batch();
-  p.num_tokens = args.num_tokens();
-  p.num_heads = args.num_heads();
   p.num_kv_heads = args.num_kv_heads();
-  p.head_dim = args.head_dim();
-  p.block_size = std::min<int64_t>(key_cache.size(1), INT32_MAX / 8 * 8);  // an int; no key lies beyond
-  p.num_blocks = key_cache.size(0);
-  p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
   p.window = std::min<int64_t>(window, INT32_MAX);
   p.sinks = sinks.ptr<float>();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings/checks/alignment.h"
+#include "bindings/cuda/attention_params.h"
 #include "bindings/cuda/device_call.h"
 #include "bindings/cuda/families.h"
 #include "kernels/mla_attention/params.h"
@@ -19,38 +20,10 @@ namespace {
 constexpr const char* op = "mla_attention";
 
 cuda::MlaAttentionParams make_params(const MlaAttentionArgs& args) {
-  const auto& [out, query, kv_cache, block_tables, cu_seqlens_q, seq_lens, lse, scale, value_dim] = args;
   cuda::MlaAttentionParams p{};
-  p.query = query.data;
-  p.query_stride_token = query.stride(0);
-  p.query_stride_head = query.stride(1);
-  p.out = out.data;
-  p.out_stride_token = out.stride(0);
-  p.out_stride_head = out.stride(1);
-  p.dtype = query.dtype;
-  if (lse.given) {
-    p.lse = lse.ptr<float>();
-    p.lse_stride_token = lse.tensor.stride(0);
-    p.lse_stride_head = lse.tensor.stride(1);
-  }
-  p.key_cache = kv_cache.data;
-  p.key_stride_block = kv_cache.stride(0);
-  p.key_stride_slot = kv_cache.stride(1);
-  p.cache_dtype = kv_cache.dtype;
-  p.block_tables = block_tables.ptr<int32_t>();
-  p.block_tables_stride = block_tables.stride(0);
-  p.max_blocks = block_tables.size(1);
-  p.cu_seqlens_q = cu_seqlens_q.ptr<int32_t>();
-  p.seq_lens = seq_lens.ptr<int32_t>();
-  p.batch = args.batch();
-  p.num_tokens = args.num_tokens();
-  p.num_heads = args.num_heads();
+  fill_device_attention_params(p, args, args.kv_cache);
   p.num_kv_heads = 1;
-  p.head_dim = args.key_dim();
-  p.value_dim = value_dim;
-  p.block_size = std::min<int64_t>(args.block_size(), INT32_MAX / 8 * 8);  // an int; no key lies beyond
-  p.num_blocks = args.num_blocks();
-  p.scale = static_cast<float>(scale);
+  p.value_dim = args.value_dim;
   return p;
 }
 
