@@ -75,7 +75,7 @@ class _KeptArrays(BatchArrays):
 
 
 class DecodeBatches:
-    """``build`` is ``build_batch`` for steps that only decode; what it returned is valid until the next call."""
+    """``build`` is ``build_batch`` for steps that only decode.  Its arrays are valid until the next call."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

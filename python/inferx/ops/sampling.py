@@ -100,7 +100,7 @@ def sample_tokens(
 
 
 def take_largest(token_ids: Tensor, status: Tensor, logits: Tensor, zeros: Tensor, num_ids: int) -> None:
-    """``sample_tokens`` at temperature 0, into memory that is there: for steps whose every microsecond counts.
+    """``sample_tokens`` at temperature 0, into memory that is there already.
 
     Args:
         token_ids, status: int64 [R] and int32 [R], written.
