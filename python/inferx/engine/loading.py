@@ -95,9 +95,10 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
 def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
     started = time.monotonic()
     config = checkpoint.config
-    where = placement(device, config, args.dtype)
+    quantised = any(info.quantised for info in checkpoint.tensors.values())
+    where = placement(device, config, args.dtype, args.activations, quantised=quantised)
     latent = config.mla is not None
-    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent)
+    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent, int8=where.int8)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
     planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
     wanted_len = resolve_max_model_len(config, args.max_model_len)

@@ -204,7 +204,7 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden_size], the rows that need logits -> [R, vocab_size] of the same type."""
-        logits = ops.linear(hidden, self._head.weight)
+        logits = ops.linear(hidden, self._head.weight, int8=self._head.int8)
         cap = self.config.final_logit_softcapping
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

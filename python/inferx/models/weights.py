@@ -66,9 +66,10 @@ class ParameterCount:
 class Matrix:
     """A weight that more than one layer may use (an embedding table tied to the output head)."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("int8", "weight")
 
     weight: AnyWeight
+    int8: bool  # as a linear layer: see Linear
 
 
 class WeightPlan:
@@ -139,18 +140,20 @@ class WeightPlan:
 
         def fill() -> None:
             target.weight = self._weight([name])
+            target.int8 = self._takes_int8(target.weight)
 
         self.add_step(fill)
         return target
 
     def float32(self, name: str, rows: int, columns: int) -> Linear:
         """``NAME.weight`` [rows, columns] for float32 inputs, on a device too."""
-        if not self.placement.dense:
-            return self.single(name, rows, columns)
         self.declare(f"{name}.weight", (rows, columns))
         layer = Linear()
 
         def fill() -> None:
+            if not self.placement.dense:
+                layer.weight = self._weight([f"{name}.weight"])
+                return
             target = torch.empty(rows, columns, device=self.placement.device)
             dense.fill(target, self.read(f"{name}.weight"))
             layer.weight = self.count(DenseWeight(target))
@@ -342,9 +345,13 @@ class WeightPlan:
 
     def _fill(self, layer: Linear, names: list[str], bias: bool) -> None:
         layer.weight = self._weight([f"{name}.weight" for name in names])
+        layer.int8 = self._takes_int8(layer.weight)
         if bias:
             vectors = [self.read_vector(f"{name}.bias") for name in names]
             layer.bias = self.count(torch.cat(vectors).to(self.placement.device, self.placement.dtype))
+
+    def _takes_int8(self, weight: AnyWeight) -> bool:
+        return self.placement.int8 and weight.dtype not in {name for name, _ in DTYPES.values()}
 
     def _weight(self, names: list[str]) -> AnyWeight:
         return self.count(self._dense(names)) if self.placement.dense else self.count(self._pack(names))
