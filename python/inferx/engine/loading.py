@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.cuda_graphs import CudaGraphBackend
 from inferx.engine.device import Device, kv_cache_dtype, placement, resolve_device
-from inferx.engine.memory import MemoryPlan, resolve_max_model_len
+from inferx.engine.memory import MemoryPlan, resolve_max_model_len, return_free_memory
 from inferx.engine.memory_planner import MemoryPlanner
 from inferx.engine.runner import ModelRunner, make_runner
 from inferx.engine.wire import EngineInfo
@@ -75,10 +78,14 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
     args.validate()
     set_threads(args.num_threads)
     device = resolve_device(args.device)
-    checkpoint = open_checkpoint(args.model)
+    with _no_collector():
+        checkpoint = open_checkpoint(args.model)
     try:
-        with device.running():
-            return _load(checkpoint, device, args, show_progress=show_progress)
+        with device.running(), _no_collector():
+            loaded = _load(checkpoint, device, args, show_progress=show_progress)
+            checkpoint.release()
+            return_free_memory()
+            return loaded
     except InferxError:
         raise
     except torch.OutOfMemoryError as error:
@@ -90,6 +97,18 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
         # Absurd values of a configuration (a factor of 1e308, a context of 1) surface where they are used.
         message = f"{checkpoint.path}: the configuration cannot be used: {type(error).__name__}: {error}"
         raise LoadError(message) from error
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Vocabularies are hundreds of thousands of new objects and no garbage: nothing for Python's collector."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_progress: bool) -> LoadedModel:

@@ -59,6 +59,9 @@ class GGUFCheckpoint(Checkpoint):
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._file.tensors.values())
 
+    def release(self) -> None:
+        self._file.release()
+
     def close(self) -> None:
         self._file.close()
 

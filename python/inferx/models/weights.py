@@ -100,6 +100,7 @@ class WeightPlan:
         self._steps: list[Callable[[], None]] = []
         self._declared: set[str] = set()
         self._bytes_read = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)  # for matrices that are packed together
         self._total = self._idle = 0  # parameters
         self.source = checkpoint.path
         self.weight_bytes = 0  # of the weights in memory, complete after load()
@@ -244,6 +245,7 @@ class WeightPlan:
         steps, self._steps = self._steps, []
         for step in steps:
             step()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     @property
     def parameters(self) -> ParameterCount:
@@ -368,9 +370,18 @@ class WeightPlan:
     def _pack(self, names: list[str]) -> PackedWeight:
         raws = [self.read(name) for name in names]
         tensors = [self.converted(raw) for raw in raws]
-        data = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        data = tensors[0] if len(tensors) == 1 else self._under_one_another(tensors)
         rows = sum(raw.info.shape[0] for raw in raws)
         try:
             return ops.pack_weight(data, self.target(raws[0].info), (rows, raws[0].info.shape[1]))
         except ValueError as error:
             raise LoadError(f"{raws[0].info.file}: tensor {', '.join(names)}: {error}") from error
+
+    def _under_one_another(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Matrices of one width and type as one, in memory that the next ones reuse: fresh pages cost more
+        than the copy."""
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if self._scratch.nbytes < nbytes:
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8)
+        shape = (sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1])
+        return torch.cat(tensors, out=self._scratch[:nbytes].view(tensors[0].dtype).view(shape))
