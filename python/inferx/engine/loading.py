@@ -101,7 +101,7 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Vocabularies are hundreds of thousands of new objects and no garbage: nothing for Python's collector."""
+    """Vocabularies are hundreds of thousands of new objects and no garbage: not for Python's collector."""
     enabled = gc.isenabled()
     gc.disable()
     try:

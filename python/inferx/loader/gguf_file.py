@@ -96,6 +96,8 @@ class GGUFFile:
         return tensor_at(self._map, info.offset, (rows, info.nbytes // rows), torch.uint8)
 
     def release(self) -> None:
+        """Forget lists of strings in ``metadata``, which are vocabularies, and the mapping's pages."""
+        self.metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
         release_pages(self._map)
 
     def close(self) -> None:
@@ -193,7 +195,7 @@ class _Walker:
         """As ``_string``, many times: vocabularies have hundreds of thousands."""
         data, end, position = self._data, self._end, self.position
         length_at = _UINT64.unpack_from
-        found = []
+        found: list[str] = []
         for _ in range(count):
             start = position + 8
             if start > end:
@@ -204,13 +206,14 @@ class _Walker:
             if length > MAX_STRING_BYTES or stop > end:
                 self.position = start
                 raise self._fail(f"{what} has an impossible length of {length} bytes")
-            found.append(data[start:stop])
+            try:
+                found.append(data[start:stop].decode("utf-8"))
+            except UnicodeDecodeError:
+                self.position = stop
+                raise self._fail(f"{what} is not valid UTF-8") from None
             position = stop
         self.position = position
-        try:
-            return [raw.decode("utf-8") for raw in found]
-        except UnicodeDecodeError:
-            raise self._fail(f"{what} is not valid UTF-8") from None
+        return found
 
     def preamble(self) -> tuple[int, int]:
         """(tensor count, metadata key count)."""

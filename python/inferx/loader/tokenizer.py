@@ -77,13 +77,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self._added = self._raw.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in self._added.items() if token.special)
-        vocab = self._raw.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        # By id, as far as ids are dense; damaged files are refused later.
-        self._tokens: list[str | None] = [None] * min(self.vocab_size, 2 * len(vocab))
-        for token, index in vocab.items():
-            if index < len(self._tokens):
-                self._tokens[index] = token
+        self.vocab_size = _vocab_size(self._raw)
         self._token_bytes, self._added_bytes = _bytes_functions(decoder)
         self._lock = threading.Lock()
         self._unmarked: RawTokenizer | None = None
@@ -120,9 +114,6 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str:
         """The token as the vocabulary spells it; "" for ids without a token."""
-        token = self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
-        if token is not None:
-            return token
         return self._raw.id_to_token(token_id) or "" if 0 <= token_id < 1 << 31 else ""
 
     def token_to_id(self, token: str) -> int | None:
@@ -313,6 +304,16 @@ class Tokenizer:
         unmarked.no_truncation()
         unmarked.no_padding()
         return unmarked
+
+
+def _vocab_size(raw: RawTokenizer) -> int:
+    """Largest id + 1."""
+    count: int = raw.get_vocab_size(with_added_tokens=True)
+    # As many ids as tokens, without a gap: no need to copy the whole vocabulary.
+    if None not in map(raw.id_to_token, range(count)):
+        return count
+    largest: int = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+    return largest + 1
 
 
 def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
