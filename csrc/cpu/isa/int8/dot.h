@@ -105,8 +105,8 @@ INFERX_INLINE CodeWords code_words(const uint32_t* words, int c) {
   return codes;
 }
 
-// Where the sum so far has to be there: GCC would move additions of integers behind all multiplications, whose
-// results do not fit the registers.
+// Where the sum so far has to be there: GCC would move additions of integers behind all multiplications,
+// whose results do not fit the registers.
 INFERX_INLINE I added_now(I sum) {
 #if defined(__x86_64__)
   asm("" : "+x"(sum));
