@@ -65,6 +65,9 @@ class Decoder:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
         self.num_positions = 0 if self.placement.dense else MAX_POSITIONS
         self._rotary: list[RotaryEmbedding | DeviceRotary] = list(layer_rotaries(config))
+        # Whether steps run as a recorded program where all layers can be recorded.
+        self.records_steps = not self.placement.dense and all(layer.can_record for layer in self.layers)
+        self._program: ops.StepProgram | None = None
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -177,6 +180,8 @@ class Decoder:
         """
         if len(kv) != self.num_kv_layers:
             raise ValueError(f"kv: expected {self.num_kv_layers} layers' caches, got {len(kv)}")
+        if self.records_steps:
+            return self._replay(input_ids, positions, rope_lens, kv, attn, out)
         num_tokens = input_ids.shape[0]
         x = ops.embedding(input_ids, self._embedding.weight, out=out)
         if self._embedding_scale is not None:
@@ -190,6 +195,46 @@ class Decoder:
             layer(x, residual, rows[rotary], cache, attn, attention_buffers, mlp_buffers)
         self.norm.add(x, residual)
         return x
+
+    def _replay(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rope_lens: torch.Tensor | None,
+        kv: list[KVCache],
+        attn: AttentionMetadata,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self._program is None:
+            self._program = self._recorded()
+        if out is None:
+            out = torch.empty(input_ids.shape[0], self.config.hidden_size)
+        rows = [rotary.rows(positions, rope_lens) for rotary in dict.fromkeys(self._rotary)]
+        self._program.run(
+            out,
+            input_ids,
+            [(r.index, r.table) for r in rows],
+            attn.slot_mapping,
+            attn.block_tables,
+            attn.cu_seqlens_q,
+            attn.seq_lens,
+            kv,
+        )
+        return out
+
+    def _recorded(self) -> ops.StepProgram:
+        """What ``forward`` does layer by layer, as a program."""
+        step = ops.StepProgram(self.config.hidden_size)
+        x, residual = step.out, step.take(self.config.hidden_size)
+        table = self._embedding.weight
+        assert isinstance(table, ops.PackedWeight)
+        step.embedding(table, x, self._embedding_scale)
+        step.zero(residual)
+        rotaries = list(dict.fromkeys(self._rotary))
+        for i, (layer, rotary) in enumerate(zip(self.layers, self._rotary, strict=True)):
+            layer.record(step, x, residual, rotaries.index(rotary), i)
+        self.norm.record_add(step, x, residual, {False})
+        return step
 
     def attention_buffers(self, num_tokens: int) -> Any:
         """Scratch of one step for what ``build_attention`` builds."""

@@ -34,13 +34,18 @@ from inferx.ops.routing import (
     topk_softmax,
 )
 from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_tokens, token_logprobs
+from inferx.ops.step_program import Codes, Columns, StepInput, StepProgram
 
 __all__ = [
     "AnyWeight",
+    "Codes",
+    "Columns",
     "DenseWeight",
     "PackedExperts",
     "PackedWeight",
     "SampleStatus",
+    "StepInput",
+    "StepProgram",
     "apply_logits_processors",
     "batched_linear",
     "build_info",
