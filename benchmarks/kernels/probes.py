@@ -15,6 +15,22 @@ import torch
 _TARGETS = {"v4": ["-mavx512f", "-mprefer-vector-width=512"], "v3": ["-mavx2", "-mfma"], "base": []}
 
 
+def target_flags(simd_target: str, cpu_flags: str) -> list[str]:
+    """Of the compiler.  cpu_flags: as /proc/cpuinfo has them; targets of later kinds (v4vnni) begin with the
+    name of the one that they extend."""
+    known = next((name for name in _TARGETS if simd_target.startswith(name)), "base")
+    vnni = ["-mavx512vnni"] if known == "v4" and "avx512_vnni" in cpu_flags.split() else []
+    return _TARGETS[known] + vnni
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+
+
 def seconds(
     run: Callable[[], object], samples: int = 7, clock: Callable[[], float] = time.perf_counter
 ) -> float:
@@ -44,7 +60,8 @@ class Probes:
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "probes.so"
             source = Path(__file__).with_name("probes.cpp")
-            flags = ["-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", *_TARGETS[simd_target]]
+            flags = ["-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast"]
+            flags += target_flags(simd_target, _cpu_flags())
             subprocess.run(
                 [os.environ.get("CXX", "c++"), *flags, str(source), "-o", str(library)], check=True
             )
@@ -61,6 +78,15 @@ class Probes:
         rounds = 2_000_000
         operations = 2 * rounds * self._library.multiply_adds_per_round() * threads
         return operations / self._best(lambda: self._library.multiply_add(ctypes.c_int64(rounds), threads))
+
+    def int8_operations(self, threads: int) -> float | None:
+        """The same (two per multiply-add) of 8-bit integers, summed in 32 bits; None without such
+        instructions."""
+        rounds = 2_000_000
+        operations = 2 * rounds * self._library.int8_products_per_round() * threads
+        if not operations:
+            return None
+        return operations / self._best(lambda: self._library.int8_dot(ctypes.c_int64(rounds), threads))
 
     def _best(self, run: Callable[[], object]) -> float:
         run()

@@ -44,6 +44,7 @@ class EngineCore:
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
         self._with_history: set[str] = set()  # ids of requests whose sampling looks at their own output
         self._steps = StepQueue(self.runner, self._state)
+        self._only_decodes = False  # whether nothing but decoding has been charged to since a step began
 
     @classmethod
     def load(cls, args: EngineArgs, *, show_progress: bool = False) -> EngineCore:
@@ -77,8 +78,7 @@ class EngineCore:
         seq = self.scheduler.finish(request_id, index, "stop")
         if seq is None:
             return []
-        self._state(seq).charge(self.clock())
-        outputs = [self._output(seq, [], "stop")]
+        outputs = [self._output(seq, [], "stop", self.clock())]
         self._forget(outputs)
         return outputs
 
@@ -126,35 +126,36 @@ class EngineCore:
     def _take_step(self) -> list[EngineOutput]:
         step = self._steps.take()
         plan, now = step.plan, self.clock()
-        self._charge_end(plan, now)
         outputs: list[EngineOutput] = []
         for seq, message in step.failed:  # before the update, so that nothing of theirs gets into the cache
-            outputs += self._fail(seq, message)
+            outputs += self._fail(seq, message, now)
         updates = self.scheduler.update(plan, [_as_update(r) for r in step.results])
         result_of = dict(zip(plan.samples, step.results, strict=True))
         # Samples that ended meanwhile have no update.
-        outputs += [self._on_update(update, result_of[update.seq]) for update in updates]
+        outputs += [self._on_update(update, result_of[update.seq], now) for update in updates]
         self._forget(outputs)
         if self._steps.oldest is not None:
             self._charge_start(self._steps.oldest, now)
         return outputs
 
-    def _fail(self, seq: Sequence, message: str) -> list[EngineOutput]:
+    def _fail(self, seq: Sequence, message: str, now: float) -> list[EngineOutput]:
         """End every sample of a prompt whose computation failed."""
         outputs = []
         for sample in seq.request.live_sequences():
             self.scheduler.finish(seq.request_id, sample.index, "error", message)
-            outputs.append(self._output(sample, [], "error", error=message))
+            outputs.append(self._output(sample, [], "error", now, error=message))
         return outputs
 
-    def _on_update(self, update: SequenceUpdate, result: SampleResult | None) -> EngineOutput:
+    def _on_update(self, update: SequenceUpdate, result: SampleResult | None, now: float) -> EngineOutput:
         seq = update.seq
         if update.token_id is None:
-            return self._output(seq, [], update.finish_reason, error=update.error)
+            return self._output(seq, [], update.finish_reason, now, error=update.error)
         state = self._state(seq)
         first = not state.row.output_token_ids
+        if first:
+            state.charge(now)
         state.note_token(update.token_id)
-        output = self._output(seq, [update.token_id], update.finish_reason)
+        output = self._output(seq, [update.token_id], update.finish_reason, now)
         output.stop_reason = update.stop_reason
         if result is not None and result.logprobs is not None:
             output.logprobs = [result.logprobs]
@@ -163,7 +164,13 @@ class EngineCore:
         return output
 
     def _output(
-        self, seq: Sequence, tokens: list[int], reason: FinishReason | None, *, error: str | None = None
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        reason: FinishReason | None,
+        now: float,
+        *,
+        error: str | None = None,
     ) -> EngineOutput:
         output = EngineOutput(
             request_id=seq.request_id,
@@ -174,7 +181,9 @@ class EngineCore:
             num_cached_tokens=seq.num_cached_tokens,
         )
         if reason is not None:
-            output.metrics = self._state(seq).final_metrics(seq)
+            state = self._state(seq)
+            state.charge(now)
+            output.metrics = state.final_metrics(seq)
         return output
 
     def _forget(self, outputs: list[EngineOutput]) -> None:
@@ -189,6 +198,9 @@ class EngineCore:
 
     def _state(self, seq: Sequence) -> SampleState:
         """The state of a sample; one of several gets its own when the prompt is complete."""
+        kept = seq.sample_state
+        if type(kept) is SampleState:
+            return kept
         states = self._states[seq.request_id]
         state = states.get(seq.index)
         if state is None:
@@ -197,12 +209,15 @@ class EngineCore:
                 SampleRow(row.params, row.prompt_token_ids, [], row.seed_key, 0, index=seq.index)
             )
             states[seq.index] = state
+        seq.sample_state = state
         return state
 
     # ---- time ----------------------------------------------------------------------------------------
 
     # A step's time goes from the end of the step before it (or its planning, if none was under way) to its
-    # own end, so planning ahead changes only the buckets of those who enter or leave.
+    # own end, so planning ahead changes only the buckets of those who enter or leave.  Time goes on in the
+    # same bucket until another one is named, so a sample is charged when that happens, and when its record
+    # is looked at.
 
     def _charge_moves(self, plan: SchedulerOutput, now: float) -> None:
         for seq in plan.preempted:
@@ -213,6 +228,10 @@ class EngineCore:
                 self._state(seq).charge(now, PHASE_BUCKETS[phases[id(seq)]])
 
     def _charge_start(self, plan: SchedulerOutput, now: float) -> None:
+        quiet = 0 < len(plan.scheduled) == plan.num_decodes and not plan.scheduled_out and not plan.forking
+        if quiet and self._only_decodes:
+            return  # they have decoded since the step before
+        self._only_decodes = quiet
         for entry in plan.scheduled:
             if entry.seq.status is not Status.FINISHED:
                 self._state(entry.seq).charge(now, PHASE_BUCKETS[entry.phase])
@@ -222,17 +241,6 @@ class EngineCore:
         for leader in plan.forking:
             for seq in leader.request.live_sequences():
                 self._state(seq).charge(now, SCHEDULED_OUT)
-
-    def _charge_end(self, plan: SchedulerOutput, now: float) -> None:
-        for entry in plan.scheduled:
-            if entry.seq.status is not Status.FINISHED:
-                self._state(entry.seq).charge(now)
-            if entry.seq.status is Status.RUNNING:  # a leader that was preempted has nobody to fork
-                for seq in entry.samples:
-                    self._state(seq).charge(now)
-        for seq in plan.scheduled_out:
-            if seq.status is not Status.FINISHED:
-                self._state(seq).charge(now)
 
 
 def _as_update(result: SampleResult | None) -> int | SampleError | None:

@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
+# Its ``buffer`` holds the bytes of a character that has begun.
+_Utf8Decoder: type[codecs.BufferedIncrementalDecoder] = codecs.getincrementaldecoder("utf-8")  # type: ignore[assignment]
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Tokens of context in front of a window, and how long a window may wait for its last character.
 _CONTEXT = 5
@@ -53,6 +55,7 @@ class TokenTexts:
         self._special: dict[int, bytes] = {}
         self._names: dict[int, tuple[str, bytes]] = {}
         self._byte_tokens: dict[int, int] = {}
+        self._whole: dict[int, str | None] = {}
         sample = self._survey()
         self.kind: Literal["bytes", "byte_fallback", "window"] = (
             "byte_fallback" if self._byte_tokens else "bytes"
@@ -76,6 +79,19 @@ class TokenTexts:
             data = self.tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
             self._special[token_id] = data
         return data
+
+    def whole(self, token_id: int) -> str | None:
+        """The text of a token that is no special one, if its bytes are whole characters; noted once seen."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            pass
+        text = None
+        if not self.tokenizer.is_special(token_id):
+            data = self.tokenizer.token_bytes(token_id)
+            text = data.decode("utf-8") if _is_text(data) else None
+        self._whole[token_id] = text
+        return text
 
     def fallback_byte(self, token_id: int) -> int | None:
         """The byte of a ``<0xE6>`` token, None for all others."""
@@ -153,7 +169,7 @@ class Detokenizer:
     ) -> None:
         self._texts = texts
         self._skip = skip_special_tokens
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = _Utf8Decoder("replace")
         self._run = bytearray()
         self._window: list[int] = []
         self._read = 0  # tokens of the window whose text is out
@@ -166,6 +182,10 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain with this token; may be empty."""
         texts = self._texts
+        if texts.kind == "bytes" and not self._strip and not self._utf8.buffer:
+            text = texts.whole(token_id)
+            if text is not None:
+                return text
         if texts.skipped(token_id, self._skip):
             return ""
         if texts.kind == "bytes":

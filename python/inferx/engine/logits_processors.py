@@ -63,6 +63,11 @@ class LogitsProcessors:
     def _ids(self, ids: Sequence[int]) -> np.ndarray:
         return np.array(sorted({t for t in ids if 0 <= t < self._num_ids}), dtype=np.int32)
 
+    @property
+    def ever_active(self) -> bool:
+        """Whether anything may change at any step."""
+        return self._always or self._min_tokens > 0
+
     def active(self, step: int) -> bool:
         """Whether anything may change at this step."""
         return self._always or step < self._min_tokens

@@ -98,6 +98,20 @@ class _Request:
 
     def process(self, output: EngineOutput) -> ProcessedOutput:
         sample = self._samples[output.index]
+        if sample.is_simple and output.finish_reason is None and self._whole is None:
+            # By far the most messages: one token, and nothing else to look at.
+            completion = CompletionOutput(
+                sample.index, sample.push(output.new_token_ids), output.new_token_ids
+            )
+            return ProcessedOutput(
+                RequestOutput(
+                    self._id,
+                    self._prompt,
+                    self._prompt_token_ids,
+                    [completion],
+                    num_cached_tokens=output.num_cached_tokens,
+                )
+            )
         if sample.finished:
             return ProcessedOutput()
         stopped_before = sample.stopped
@@ -151,6 +165,22 @@ class _Sample:
             )
             if params.stop:
                 self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
+        self._plain = self._stops is None and params.logprobs is None and params.prompt_logprobs is None
+
+    @property
+    def is_simple(self) -> bool:
+        """A token that ends nothing only adds its text."""
+        return self._plain and not self.finished
+
+    def push(self, token_ids: list[int]) -> str:
+        """The text of tokens of a simple sample."""
+        self._num_tokens += len(token_ids)
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return ""
+        if len(token_ids) == 1:
+            return detokenizer.push(token_ids[0])
+        return "".join(map(detokenizer.push, token_ids))
 
     def process(self, output: EngineOutput) -> CompletionOutput:
         """The delta that ``output`` means for this sample."""

@@ -72,6 +72,7 @@ class Sequence:
         "order",
         "recompute_end",
         "request",
+        "sample_state",
         "status",
         "stop_reason",
         "token_ids",
@@ -100,6 +101,7 @@ class Sequence:
         self.num_registered_blocks = 0  # leading blocks recorded in the prefix cache
         self.recompute_end = 0  # positions below this one were computed before
         self.known_cached_tokens = -1  # result of the last look-up while waiting; -1 before it
+        self.sample_state: object = None  # of whoever samples; nothing to the scheduler
         self.num_awaited_blocks = 0  # leading blocks that another sequence is computing, if waited for
 
         self.num_cached_tokens = 0

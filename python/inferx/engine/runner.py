@@ -11,6 +11,7 @@ import torch
 from inferx import ops
 from inferx.engine.batch import BatchArrays, build_batch
 from inferx.engine.cuda_graphs import DecodeGraphs, GraphBackend
+from inferx.engine.decode_batch import DecodeBatches
 from inferx.engine.device import Device
 from inferx.engine.prompt_logprobs import PromptLogprobs, wanted_prompt_logprobs
 from inferx.engine.request import Sequence
@@ -83,6 +84,7 @@ class ModelRunner:
         self.steps_in_flight = 1 if staging is None else 2
         # A cache of latents has no values.
         self._keys, self._values = [c[0] for c in self.kv], [c[1] for c in self.kv if len(c) > 1]
+        self._decodes = DecodeBatches(block_size)
         self._staging = staging
         self._graphs = graphs
         self._sampled: torch.Tensor | None = None  # by the last launch
@@ -94,7 +96,6 @@ class ModelRunner:
                 mapping = torch.tensor(copies, dtype=torch.int64)
                 ops.copy_blocks(self._keys, self._values, mapping)
 
-    @torch.inference_mode()
     def launch(self, plan: SchedulerOutput, state_of: StateOf) -> StepHandle:
         """Start a step: its block copies, then its entries.  Steps run in the order of their launches.
 
@@ -102,7 +103,9 @@ class ModelRunner:
         sequences, block tables and sampler rows has been read by then.  The entries' ``token_source``
         refers to the launch before this one.
         """
-        with self.device.running():
+        if self._staging is None and plan.num_decodes == len(plan.scheduled) > 0:
+            return self._decode(plan, state_of)
+        with self.device.running(), torch.inference_mode():
             if self._staging is None:
                 self.copy_blocks(plan.block_copies)
                 batch = build_batch(plan.scheduled, self.block_size)
@@ -124,6 +127,13 @@ class ModelRunner:
                 batch = self._staging.stage([], pad_to=bucket)
                 self._graphs.capture(bucket, lambda tables, out: self._forward(batch, 1, tables, out))
         return self._graphs.policy.has_queued
+
+    def _decode(self, plan: SchedulerOutput, state_of: StateOf) -> PendingSamples:
+        """A step on the CPU that only decodes: each entry's one token is sampled from."""
+        self.copy_blocks(plan.block_copies)
+        hidden = self._forward(self._decodes.build(plan.scheduled))
+        rows = [state_of(entry.seq).row for entry in plan.scheduled]
+        return self.sampler.launch(self.model.compute_logits(hidden), rows)
 
     def _run_staged(self, staging: Staging, plan: SchedulerOutput) -> tuple[BatchArrays, torch.Tensor]:
         entries, graphs, bucket = plan.scheduled, self._graphs, None

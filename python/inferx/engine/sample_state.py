@@ -64,13 +64,13 @@ class SampleState:
             self._bucket = next_bucket
 
     def note_token(self, token_id: int) -> None:
-        """A token was sampled (after ``charge``)."""
+        """A token was sampled; the first one after ``charge``."""
         if self.metrics.time_to_first_token is None:
             self.metrics.time_to_first_token = self._mark - self.metrics.arrival_time
         self.row.output_token_ids.append(token_id)  # type: ignore[attr-defined]
 
     def final_metrics(self, seq: Sequence) -> RequestMetrics:
-        """The complete record of a finished sample.  (A leader's own record goes on, for its forks.)"""
+        """The complete record of a finished sample, after ``charge``.  A leader's own goes on, for its forks."""
         m = msgspec.structs.replace(self.metrics)
         m.e2e_time = self._mark - m.arrival_time
         m.num_prompt_tokens = seq.num_prompt_tokens

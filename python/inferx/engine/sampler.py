@@ -28,6 +28,7 @@ from inferx.engine.protocol import TokenLogprobs
 from inferx.engine.sampling_arrays import Download, upload
 from inferx.errors import RequestFailedError
 from inferx.ops import SampleStatus
+from inferx.ops._lib import on_device
 from inferx.sampling_params import SamplingParams
 
 # A row's weights must add up to less than 2**63 (csrc/sampling_math.h).
@@ -56,6 +57,8 @@ class SampleRow:
     step: int
     index: int = 0
     processors: LogitsProcessors | None = field(default=None, repr=False, compare=False)
+    # Always the largest of the logits as they are, and nothing else is asked for; None: not known yet.
+    plain: bool | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -103,6 +106,27 @@ class PendingSamples:
         return results
 
 
+class DoneSamples(PendingSamples):
+    """Samples that are there at once."""
+
+    def __init__(self, token_ids: torch.Tensor, results: list[SampleResult]) -> None:
+        self.token_ids = token_ids
+        self._results = results
+
+
+class _PlainRows:
+    """Memory for steps of plain rows, kept as long as their number stays."""
+
+    __slots__ = ("count", "status", "statuses", "token_ids", "tokens", "zeros")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.zeros = torch.zeros(count)
+        self.token_ids = torch.empty(count, dtype=torch.int64)
+        self.status = torch.empty(count, dtype=torch.int32)
+        self.tokens, self.statuses = self.token_ids.numpy(), self.status.numpy()
+
+
 class Sampler:
     """Samples the rows of a step.
 
@@ -115,6 +139,7 @@ class Sampler:
             raise ValueError(f"vocab_size must be in [1, {MAX_VOCAB}], got {vocab_size}")
         self.vocab_size = vocab_size
         self.num_ids = min(vocab_size, tokenizer_vocab_size or vocab_size)
+        self._plain_rows = _PlainRows(1)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampleResult]:
         """One result per row of ``logits [R, vocab_size]`` (any float type; read only, computed in f32).
@@ -138,6 +163,9 @@ class Sampler:
             logits = logits.float()
         if logits.stride(-1) != 1:
             logits = logits.contiguous()
+        # Tokens on a device have to outlive the next launch, so these take their own memory.
+        if logits.is_cpu and not on_device(logits) and rows and all(map(self._is_plain, rows)):
+            return self._take_largest(logits, len(rows))
         changed = [r for r, row in enumerate(rows) if self._processors(row).active(row.step)]
         # The raw row decides whether the model is at fault, so a row that is changed is looked at before.
         raw = _Options(rows, greedy=set(changed))
@@ -157,6 +185,27 @@ class Sampler:
                 logits, token_ids.index_select(0, at), most, rows=at, num_ids=self.num_ids
             )
         return PendingSamples(token_ids, Download(outputs), [row.params.logprobs for row in rows])
+
+    def _is_plain(self, row: SampleRow) -> bool:
+        if row.plain is None:
+            params = row.params
+            row.plain = params.greedy and params.logprobs is None and not self._processors(row).ever_active
+        return row.plain
+
+    def _take_largest(self, logits: torch.Tensor, count: int) -> PendingSamples:
+        kept = self._plain_rows
+        if kept.count != count:
+            kept = self._plain_rows = _PlainRows(count)
+        ops.take_largest(kept.token_ids, kept.status, logits, kept.zeros, self.num_ids)
+        tokens = kept.tokens.tolist()
+        if not kept.statuses.any():
+            return DoneSamples(kept.token_ids, [SampleResult(token) for token in tokens])
+        errors = [_ERRORS.get(status) for status in kept.statuses.tolist()]
+        results = [
+            SampleResult(None if error else token, error=error)
+            for token, error in zip(tokens, errors, strict=True)
+        ]
+        return DoneSamples(kept.token_ids, results)
 
     def _processors(self, row: SampleRow) -> LogitsProcessors:
         if row.processors is None:

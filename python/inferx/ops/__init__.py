@@ -33,7 +33,13 @@ from inferx.ops.routing import (
     topk_sigmoid,
     topk_softmax,
 )
-from inferx.ops.sampling import SampleStatus, apply_logits_processors, sample_tokens, token_logprobs
+from inferx.ops.sampling import (
+    SampleStatus,
+    apply_logits_processors,
+    sample_tokens,
+    take_largest,
+    token_logprobs,
+)
 from inferx.ops.step_program import Codes, Columns, StepInput, StepProgram
 
 __all__ = [
@@ -79,6 +85,7 @@ __all__ = [
     "set_num_threads",
     "silu_and_mul",
     "swap_blocks",
+    "take_largest",
     "token_logprobs",
     "topk_sigmoid",
     "topk_softmax",

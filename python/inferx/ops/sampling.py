@@ -13,7 +13,14 @@ from torch import Tensor
 
 from inferx.ops._lib import check_tensor, is_compiling, kernels_for, register
 
-__all__ = ["MAX_TOP_LOGPROBS", "SampleStatus", "apply_logits_processors", "sample_tokens", "token_logprobs"]
+__all__ = [
+    "MAX_TOP_LOGPROBS",
+    "SampleStatus",
+    "apply_logits_processors",
+    "sample_tokens",
+    "take_largest",
+    "token_logprobs",
+]
 
 MAX_TOP_LOGPROBS = 256
 
@@ -90,6 +97,23 @@ def sample_tokens(
     ids = logits.shape[-1] if num_ids is None else num_ids
     call(token_ids, status, logits, temperature, top_k, top_p, min_p, seed, step, index, ids)
     return token_ids, status
+
+
+def take_largest(token_ids: Tensor, status: Tensor, logits: Tensor, zeros: Tensor, num_ids: int) -> None:
+    """``sample_tokens`` at temperature 0, into memory that is there already.
+
+    Args:
+        token_ids, status: int64 [R] and int32 [R], written.
+        logits: as for ``sample_tokens``.
+        zeros: float32 [R], the temperatures.
+        num_ids: ids from there on are never taken.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong.
+    """
+    check_tensor("take_largest", "logits", logits, 1)
+    call = kernels_for(logits).sample_tokens
+    call(token_ids, status, logits, zeros, None, None, None, None, None, None, num_ids)
 
 
 def apply_logits_processors(

@@ -39,7 +39,7 @@ class Codes(NamedTuple):
 
 
 class StepInput(NamedTuple):
-    """What linear layers read: floats, codes, or both, as they want."""
+    """What linear layers read: floats, codes or both, as they want."""
 
     floats: Columns | None
     codes: Codes | None
@@ -111,22 +111,22 @@ class StepProgram:
     def add_norm(
         self, x: Columns, residual: Columns, weight: torch.Tensor, eps: float, int8: Collection[bool]
     ) -> StepInput:
-        """residual += x, then the norm of residual: as floats (in x) for ``int8`` False, as codes (to be given
-        back) for True."""
-        if False not in int8:
-            codes = self.take_codes(x.width)
-            self._program.norm_quantize(x, residual, weight, eps, codes.buffer)
-            return StepInput(None, codes)
-        self._program.add_norm(x, residual, weight, eps)
-        return self.input(x, int8)
+        """residual += x, then x = the norm of residual.  The result is what ``input`` says of it."""
+        if True not in int8:
+            self._program.add_norm(x, residual, weight, eps)
+            return StepInput(x, None)
+        codes = self.take_codes(x.width)
+        self._program.norm_quantize(x, residual, weight, eps, codes.buffer)
+        return StepInput(x, codes)
 
     def input(self, x: Columns, int8: Collection[bool]) -> StepInput:
-        """x as floats for ``int8`` False, as codes (to be given back) for True."""
+        """x for readers of floats, and quantised too where ``int8`` has True; its codes are to be given
+        back."""
         codes = None
         if True in int8:
             codes = self.take_codes(x.width)
             self._program.quantize(x, codes.buffer)
-        return StepInput(x if False in int8 else None, codes)
+        return StepInput(x, codes)
 
     def linear(
         self, x: StepInput, weight: PackedWeight, bias: torch.Tensor | None, int8: bool, out: Columns
