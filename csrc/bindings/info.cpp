@@ -29,7 +29,7 @@ std::string compiler() {
 
 std::vector<std::string> simd_targets() {
 #ifdef INFERX_X86_ISAS
-  return {"base", "v3", "v4"};
+  return {"base", "v3", "v4", "v4vnni"};
 #else
   return {"base"};
 #endif

@@ -5,6 +5,9 @@
 #include "bindings/packed_weight.h"
 #include "bindings/row_args.h"
 #include "cpu/embedding.h"
+#include "cpu/linear_int8.h"
+#include "cpu/parallel.h"
+#include "cpu/scratch.h"
 
 namespace py = pybind11;
 
@@ -45,7 +48,19 @@ void check_out(const char* op, const TensorRef& out, Sym& columns) {
   Arg(op, "out", out).not_self_overlapping();
 }
 
-void linear(const TensorRef& out, const TensorRef& x, const WeightHandle& w, const py::object& bias) {
+// The product with x as 8-bit codes, which are made here.
+void quantized_linear(const cpu::LinearParams& p) {
+  const int64_t nbytes = cpu::QuantizedRows::nbytes(p.m, p.weight.k);
+  const cpu::QuantizedRows x(cpu::thread_scratch().floats(nbytes / 4), p.m, p.weight.k);
+  cpu::run_with_team([&] {
+    cpu::quantize_rows(p.x, p.x_stride, x);
+    cpu::linear_int8({x, p.weight, p.bias, p.out, p.out_stride});
+  });
+  cpu::thread_scratch().trim();
+}
+
+void linear(const TensorRef& out, const TensorRef& x, const WeightHandle& w, const py::object& bias,
+            bool int8) {
   constexpr const char* op = "linear";
   Sym n{"N", w.weight.n}, k{"K", w.weight.k};
   Arg(op, "x", x).dtype({DType::f32}).last_dim(k).last_dim_contiguous().on_cpu();
@@ -71,8 +86,16 @@ void linear(const TensorRef& out, const TensorRef& x, const WeightHandle& w, con
                                  bias_data,
                                  out.ptr<float>(),
                                  even_row_stride(op, "out", out)};
+  if (int8 && !cpu::has_int8_kernel(w.weight.format)) {
+    throw py::value_error(std::string("linear: int8: expected a block-quantised weight, got ") +
+                          cpu::traits_of(w.weight.format).name);
+  }
   py::gil_scoped_release nogil;
-  cpu::linear(params);
+  if (int8) {
+    quantized_linear(params);
+  } else {
+    cpu::linear(params);
+  }
 }
 
 template <class Id>
@@ -121,7 +144,8 @@ void bind_linear(py::module_& m) {
   m.def("packed_nbytes", &packed_nbytes, py::arg("dtype"), py::arg("n"), py::arg("k"));
   m.def("pack_weight", &pack_weight, py::arg("buffer"), py::arg("data"), py::arg("dtype"), py::arg("n"),
         py::arg("k"));
-  m.def("linear", &linear, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"));
+  m.def("linear", &linear, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"),
+        py::arg("int8") = false);
   m.def("embedding", &embedding, py::arg("out"), py::arg("ids"), py::arg("weight"));
   m.def("dequantize", &dequantize, py::arg("out"), py::arg("weight"));
 }

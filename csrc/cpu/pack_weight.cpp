@@ -128,42 +128,40 @@ void read_block(WeightFormat format, const uint8_t* p, SourceBlock& block) {
 
 // ---- Writing one column of a packed block -----------------------------------------------------------
 
-// Eight bytes below 2^Bits, gathered into the low 8 * Bits bits.
-template <int Bits>
-uint32_t gather_bits(const uint8_t* codes) {
+// Bytes 0, 2, 4, 6 and 1, 3, 5, 7 of eight codes.
+struct EvenOdd {
+  uint32_t even, odd;
+};
+uint32_t gather_even_bytes(uint64_t v) {
+  v &= 0x00ff00ff00ff00ff;
+  v = (v | v >> 8) & 0x0000ffff0000ffff;
+  return static_cast<uint32_t>(v | v >> 16);
+}
+EvenOdd split(const uint8_t* codes) {
   uint64_t v;
   std::memcpy(&v, codes, 8);
-  constexpr uint64_t pairs = ((uint64_t{1} << 2 * Bits) - 1) * 0x0001000100010001;
-  constexpr uint64_t quads = ((uint64_t{1} << 4 * Bits) - 1) * 0x0000000100000001;
-  v = (v | v >> (8 - Bits)) & pairs;
-  v = (v | v >> (16 - 2 * Bits)) & quads;
-  return static_cast<uint32_t>(v | v >> (32 - 4 * Bits));
-}
-
-// The same for bits [Low, Low + Bits) of each byte.
-template <int Low, int Bits>
-uint32_t gather_field(const uint8_t* codes) {
-  uint8_t field[8];
-  for (int i = 0; i < 8; ++i) field[i] = codes[i] >> Low & ((1 << Bits) - 1);
-  return gather_bits<Bits>(field);
+  return {gather_even_bytes(v), gather_even_bytes(v >> 8)};
 }
 
 // `words`: this column's first word; the next word of the column lies a tile's width further.
 void write_group(Codes kind, const uint8_t* codes, uint32_t* words) {
   const auto put = [&](int index, uint32_t word) { words[index * kTileColumns] = word; };
-  if (kind == Codes::c8) {
-    for (int c = 0; c < 8; ++c) put(c, load_u32(codes + 4 * c));
-    return;
-  }
-  for (int c = 0; c < 4; ++c) put(c, gather_field<0, 4>(codes + 8 * c));
-  if (kind == Codes::c5) {
-    uint32_t bits = 0;
-    for (int c = 0; c < 4; ++c) bits |= gather_field<4, 1>(codes + 8 * c) << 8 * c;
-    put(4, bits);
-  } else if (kind == Codes::c6) {
-    for (int c = 0; c < 2; ++c) {
-      put(4 + c, gather_field<4, 2>(codes + 16 * c) | gather_field<4, 2>(codes + 16 * c + 8) << 16);
+  uint32_t fifth = 0, upper[2] = {};
+  for (int c = 0; c < 4; ++c) {
+    const auto [even, odd] = split(codes + 8 * c);
+    if (kind == Codes::c8) {
+      put(2 * c, even);
+      put(2 * c + 1, odd);
+      continue;
     }
+    put(c, (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4);
+    fifth |= ((even >> 4 & 0x01010101) | (odd >> 4 & 0x01010101) << 1) << (2 * c);
+    upper[c / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << (4 * (c % 2));
+  }
+  if (kind == Codes::c5) put(4, fifth);
+  if (kind == Codes::c6) {
+    put(4, upper[0]);
+    put(5, upper[1]);
   }
 }
 

@@ -8,12 +8,14 @@
 //
 // so a kernel broadcasts x[m][k] and multiplies it with a vector of neighbouring columns, every column
 // summing over k in the same order, and a thread that owns a range of tiles reads one sequential stream.
-// Words hold the codes of one column:
+// Words hold the codes of one column.  Eight codes k = 8c + j are taken as four even and four odd ones, byte
+// b of each for j = 2b and j = 2b + 1, so that integer kernels get four codes a word by a shift and a mask:
 //
-//     4 bit: word c has k = 8c .. 8c+7 from the low nibble up
-//     5 bit: the four words of 4 bit, then one word whose bit k is the fifth bit of code k
-//     6 bit: the four words of 4 bit, then two words with the upper two bits of 16 codes each
-//     8 bit: word c has k = 4c .. 4c+3, signed, from the low byte up
+//     4 bit: word c has the even codes in the low and the odd ones in the high nibbles
+//     5 bit: the four words of 4 bit, then one word with the fifth bits, at bit 2c (odd: 2c + 1) of byte b
+//     6 bit: the four words of 4 bit, then two words for 16 codes each with the upper two bits, at bit
+//            4 (c % 2) (odd: + 2) of byte b
+//     8 bit: word 2c has the even, word 2c + 1 the odd ones, signed
 //     e2m1:  as 4 bit; codes stand for the doubled values 0, 1, 2, 3, 4, 6, 8, 12, with 8 added for the
 //     negative
 //

@@ -7,8 +7,8 @@
 // Rows lie in panels of nearly equal size, as Panels of linear.h.  A panel of R rows holds
 //     codes   int8  [k / 4][R][4]   four k's of a row are one 32-bit word, which a kernel broadcasts
 //     scales  float [groups][R]
-//     sums    int16 [groups][R][2]  of the codes, by halves of 16: what a weight's zero point is multiplied with
-//     offsets float [groups][R]     scale * both sums: what a weight's minimum is multiplied with
+//     sums    int16 [groups][R][2]  of the codes, by halves of 16: for the weight's zero point
+//     offsets float [groups][R]     scale * both sums: for the weight's minimum
 // Within eight k's the order is 0 2 4 6 1 3 5 7: then the low and the high nibbles of a packed word are four
 // codes each without being taken apart.
 #pragma once
@@ -39,7 +39,7 @@ void quantize_rows(const float* x, int64_t x_stride, const QuantizedRows& out);
 
 // Where the result of a norm goes.
 struct NormQuantizeParams {
-  float* x;         // [rows, k]: added to the residual; not changed
+  float* x;         // [rows, k]: added to the residual; becomes the norm before it is quantised
   float* residual;  // [rows, k]: residual += x first; null: the norm is of x itself
   int64_t x_stride, residual_stride;
   const float* weight;  // [k]

@@ -6,7 +6,7 @@ namespace inferx::cpu {
 namespace {
 
 constexpr uint32_t kDismissed = 0xffffffff;  // a job's number; jobs stop short of it
-constexpr uint32_t kClosed = 0xffffffff;     // in the place of the next piece
+constexpr uint32_t kClosed = 0xffffffff;     // in the place of the next item
 
 // Watching costs nothing while every thread has a core; beside other processes it would keep one from them.
 class Watch {
@@ -30,35 +30,38 @@ class Watch {
 
 }  // namespace
 
-void Team::run(Call call, const void* context, int64_t count, uint32_t pieces) {
+void Team::run(Call call, const void* context, uint32_t count, uint32_t grain) {
   // First the job before is closed: a member that still reads its description while this one's takes its
-  // place finds no piece to take.
+  // place finds nothing to take.
   next_.store(uint64_t{job_} << 32 | kClosed, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   call_.store(call, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   count_.store(count, std::memory_order_relaxed);
-  pieces_.store(pieces, std::memory_order_relaxed);
+  grain_.store(grain, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
   if (++job_ == kDismissed) job_ = 1;
   next_.store(uint64_t{job_} << 32, std::memory_order_release);
   work_on(job_);
   Watch watch;
-  while (done_.load(std::memory_order_acquire) != pieces) watch.pause();
+  while (done_.load(std::memory_order_acquire) != count) watch.pause();
 }
 
 void Team::work_on(uint32_t job) {
   const Call call = call_.load(std::memory_order_relaxed);
   const void* context = context_.load(std::memory_order_relaxed);
-  const int64_t count = count_.load(std::memory_order_relaxed);
-  const uint32_t pieces = pieces_.load(std::memory_order_relaxed);
+  const uint32_t count = count_.load(std::memory_order_relaxed);
+  const uint32_t grain = grain_.load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   uint64_t next = next_.load(std::memory_order_relaxed);
-  while (next >> 32 == job && static_cast<uint32_t>(next) < pieces) {
-    if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-    const int64_t piece = static_cast<uint32_t>(next);
-    call(context, count * piece / pieces, count * (piece + 1) / pieces);
-    done_.fetch_add(1, std::memory_order_release);
+  while (next >> 32 == job && static_cast<uint32_t>(next) < count) {
+    const auto first = static_cast<uint32_t>(next);
+    // A part of what is left: the threads end together although nobody knows how long a piece will take.
+    const uint32_t share = (count - first) / (2 * static_cast<uint32_t>(threads_));
+    const uint32_t items = std::min(std::max(share, grain), count - first);
+    if (!next_.compare_exchange_weak(next, next + items, std::memory_order_acq_rel)) continue;
+    call(context, first, first + items);
+    done_.fetch_add(items, std::memory_order_release);
     next = next_.load(std::memory_order_acquire);
   }
 }

@@ -10,16 +10,17 @@ namespace {
 // The codes of one group and column, zero point taken off.
 template <Codes kind>
 void read_group(const uint32_t* words, int zero, int* codes) {
-  if constexpr (kind == Codes::c8) {
-    for (int k = 0; k < kGroup; ++k) {
-      codes[k] = static_cast<int8_t>(words[k / 4 * kTileColumns] >> (k % 4 * 8));
-    }
-    return;
-  }
   for (int k = 0; k < kGroup; ++k) {
-    int code = words[k / 8 * kTileColumns] >> (k % 8 * 4) & 15;
-    if (kind == Codes::c5) code |= (words[4 * kTileColumns] >> k & 1) << 4;
-    if (kind == Codes::c6) code |= (words[(4 + k / 16) * kTileColumns] >> (k % 16 * 2) & 3) << 4;
+    const int chunk = k / 8, byte = k % 8 / 2 * 8, odd = k % 2;  // byte: its first bit
+    if (kind == Codes::c8) {
+      codes[k] = static_cast<int8_t>(words[(2 * chunk + odd) * kTileColumns] >> byte);
+      continue;
+    }
+    int code = words[chunk * kTileColumns] >> (byte + 4 * odd) & 15;
+    if (kind == Codes::c5) code |= (words[4 * kTileColumns] >> (byte + 2 * chunk + odd) & 1) << 4;
+    if (kind == Codes::c6) {
+      code |= (words[(4 + chunk / 2) * kTileColumns] >> (byte + 4 * (chunk % 2) + 2 * odd) & 3) << 4;
+    }
     if (kind == Codes::e2m1) {
       constexpr int doubled[] = {0, 1, 2, 3, 4, 6, 8, 12};
       code = (code & 8) != 0 ? -doubled[code & 7] : doubled[code];

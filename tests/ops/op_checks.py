@@ -74,13 +74,14 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def check_on_instruction_set(isa: str, names: Sequence[str], deselect: str) -> None:
+def check_on_instruction_set(isa: str, names: Sequence[str], deselect: str, *, int8: bool = False) -> None:
     """Runs the test files ``names`` of this folder again with ``isa``; skips where that shows nothing new.
 
-    deselect: word in the names of tests to leave out.
+    deselect: word in the names of tests to leave out.  int8: the files test integer products.
     """
     info = ops.build_info()
-    if isa not in info["simd_targets"] or isa == info["simd_target"]:
+    same = ["v4", "v4vnni"] if not int8 else []  # they differ in integer products only
+    if isa not in info["simd_targets"] or isa == info["simd_target"] or {isa, info["simd_target"]} == {*same}:
         pytest.skip(f"{isa} is not compiled, or is what all tests run on")
     files = [str(Path(__file__).parent / name) for name in names]
     code = f"""

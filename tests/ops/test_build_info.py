@@ -22,7 +22,7 @@ X86 = os.uname().machine in ("x86_64", "AMD64")
 def test_build_info() -> None:
     info = ops.build_info()
     assert info["version"] == inferx.__version__ == importlib.metadata.version("inferx")
-    assert info["simd_targets"] == (["base", "v3", "v4"] if X86 else ["base"])
+    assert info["simd_targets"] == (["base", "v3", "v4", "v4vnni"] if X86 else ["base"])
     assert info["simd_target"] in info["simd_targets"]
     assert info["openmp"] >= 201511
     assert info["cxx_standard"] >= 201703
@@ -49,9 +49,9 @@ print(module.{expression})
     return run_python(code, **environment)
 
 
-@pytest.mark.parametrize("cap", ["base", "v3", "v4", ""])
+@pytest.mark.parametrize("cap", ["base", "v3", "v4", "v4vnni", ""])
 def test_cpu_isa_is_capped(cap: str) -> None:
-    order = ["base", "v3", "v4"]
+    order = ["base", "v3", "v4", "v4vnni"]
     best = order.index(run_module("simd_target()", INFERX_CPU_ISA="").stdout.strip())
     result = run_module("simd_target()", INFERX_CPU_ISA=cap)
     assert result.returncode == 0, result.stderr
@@ -61,7 +61,7 @@ def test_cpu_isa_is_capped(cap: str) -> None:
 def test_unknown_cpu_isa() -> None:
     result = run_module("simd_target()", INFERX_CPU_ISA="avx2")
     assert result.returncode == 1
-    assert "ValueError: INFERX_CPU_ISA: expected base, v3 or v4, got 'avx2'" in result.stderr
+    assert "ValueError: INFERX_CPU_ISA: expected base, v3, v4 or v4vnni, got 'avx2'" in result.stderr
 
 
 def test_threads() -> None:
@@ -134,7 +134,7 @@ def test_module_links_to_neither_torch_nor_a_driver() -> None:
 
 
 def isa_objects() -> list[Path]:
-    return sorted((ROOT / "build").glob("*/CMakeFiles/inferx_cpu_*.dir/csrc/cpu/isa/*.o"))
+    return sorted((ROOT / "build").glob("*/CMakeFiles/inferx_cpu_*.dir/csrc/cpu/isa/**/*.o"))
 
 
 @pytest.mark.skipif(not shutil.which("nm") or not isa_objects(), reason="needs nm and a build folder")

@@ -54,10 +54,11 @@ template <int zero>
 struct Chunk<Codes::c5, zero> {
   I low, high;
   INFERX_INLINE Chunk(const uint32_t* words, int chunk)
-      : low(load_words(words, chunk)), high(load_words(words, 4) >> (8 * chunk)) {}
+      : low(load_words(words, chunk)), high(load_words(words, 4) >> (2 * chunk)) {}
   template <int j>
   INFERX_INLINE F get() const {
-    const I fifth = j < 4 ? high << (4 - j) : high >> (j - 4);  // at bit 4
+    constexpr int bit_of = 8 * (j / 2) + j % 2;
+    const I fifth = bit_of < 4 ? high << (4 - bit_of) : high >> (bit_of - 4);  // at bit 4
 #if defined(__AVX512F__)
     const __m512i bit = _mm512_set1_epi32(16);
     return lookup32<-zero>(
@@ -72,13 +73,14 @@ template <int zero>
 struct Chunk<Codes::c6, zero> {
   I low, high;
   INFERX_INLINE Chunk(const uint32_t* words, int chunk)
-      : low(load_words(words, chunk)), high(load_words(words, 4 + chunk / 2) >> (16 * (chunk % 2))) {}
+      : low(load_words(words, chunk)), high(load_words(words, 4 + chunk / 2) >> (4 * (chunk % 2))) {}
   template <int j>
   INFERX_INLINE F get() const {
+    constexpr int bit_of = 8 * (j / 2) + 2 * (j % 2);
 #if defined(__AVX512F__)
-    return lookup16<0, 1, 15>(low >> (4 * j)) + lookup16<-zero, 16, 3>(high >> (2 * j));
+    return lookup16<0, 1, 15>(low >> (4 * j)) + lookup16<-zero, 16, 3>(high >> bit_of);
 #else
-    const I upper = j < 2 ? high << (4 - 2 * j) : high >> (2 * j - 4);  // at bits 4 and 5
+    const I upper = bit_of < 4 ? high << (4 - bit_of) : high >> (bit_of - 4);  // at bits 4 and 5
     return to_float(((low >> (4 * j) & 15) | (upper & 48)) - zero);
 #endif
   }
@@ -91,8 +93,8 @@ struct Chunk<Codes::c8, zero> {
       : first(load_words(words, 2 * chunk)), second(load_words(words, 2 * chunk + 1)) {}
   template <int j>
   INFERX_INLINE F get() const {
-    const I word = j < 4 ? first : second;
-    return to_float((I)((S)(word << (24 - 8 * (j % 4))) >> 24));
+    const I word = j % 2 == 0 ? first : second;
+    return to_float((I)((S)(word << (24 - 8 * (j / 2))) >> 24));
   }
 };
 

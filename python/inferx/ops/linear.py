@@ -113,6 +113,8 @@ def linear(
     weight: AnyWeight,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    *,
+    int8: bool = False,
 ) -> torch.Tensor:
     """x W^T + bias.
 
@@ -121,20 +123,28 @@ def linear(
     may differ between instruction sets.)  Over a dense weight, in its type, by torch: bits may depend on
     the number of rows.
 
+    With ``int8`` each 32 neighbouring elements of a row of ``x`` are first rounded to multiples of their
+    largest magnitude / 127, and products with the weight's codes are summed as exact integers, scale by
+    scale: two to four times as fast, and a relative error of about half a percent per element of ``x``.
+    Non-finite inputs give non-finite results.
+
     Args:
         x: float32 (dense: the weight's type) [..., K], the last dimension contiguous, rows at one distance.
         weight: [N, K].
         bias: float32 (dense: the weight's type) [N], added last.
         out: [..., N] to write to, for example a range of columns of a wider tensor; it may not overlap
             ``x``.
+        int8: quantise ``x``; for packed weights of block-quantised types.
 
     Returns:
         [..., N] of x's type, or ``out``.
 
     Raises:
-        ValueError: a shape, dtype, device or stride that does not fit.
+        ValueError: a shape, dtype, device or stride that does not fit, or ``int8`` with a float weight.
     """
     if type(weight) is DenseWeight:
+        if int8:
+            raise ValueError("linear: int8: expected False with a DenseWeight, got True")
         return _dense_linear(x, weight.tensor, bias, out)
     if type(weight) is not PackedWeight:
         raise TypeError(
@@ -142,7 +152,7 @@ def linear(
         )
     if out is None:
         out = torch.empty(*x.shape[:-1], weight.shape[0], dtype=torch.float32)
-    _C.linear(out, x, weight.handle, bias)
+    _C.linear(out, x, weight.handle, bias, int8)
     return out
 
 
