@@ -37,6 +37,7 @@ def wrap_engine(watch: Stopwatch, engine: LLMEngine) -> None:
     watch.wrap(core.scheduler, "update", "scheduling")
     watch.wrap(runner_module, "build_batch", "batch building")
     watch.wrap(core.runner, "_forward", MODEL)
+    watch.wrap(core.runner, "_forward_logits", MODEL)
     watch.wrap(core.model, "compute_logits", MODEL)
     watch.wrap(core.runner.sampler, "launch", "sampling")  # type: ignore[attr-defined]
     watch.wrap(runner_module.LaunchedStep, "results", "sampling")

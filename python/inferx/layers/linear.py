@@ -11,15 +11,14 @@ from inferx.ops import AnyWeight
 class Linear:
     """y = x W^T + b.  weight [out, in] and bias ([out] or None) are set when the model is loaded.
 
-    The bias is float32 beside a packed weight and of the weight's type beside a dense one.  int8: whether
-    inputs are quantised for it.
+    The bias is float32 beside a packed weight and of the weight's type beside a dense one.  int8: x is
+    quantised first (see ``ops.linear``).
     """
 
     __slots__ = ("bias", "int8", "weight")
 
     weight: AnyWeight
     bias: torch.Tensor | None
-    int8: bool
 
     def __init__(self) -> None:
         self.bias = None
@@ -27,7 +26,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in] -> [T, out]."""
-        return ops.linear(x, self.weight, self.bias, out=out)
+        return ops.linear(x, self.weight, self.bias, out=out, int8=self.int8)
 
     @property
     def out_features(self) -> int:

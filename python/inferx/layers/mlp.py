@@ -57,7 +57,8 @@ class MLP:
         activation = _ACTIVATION_NAMES[self.activation]
         floats = None
         if isinstance(gate_up, Linear) and gate_up.int8 and down.int8 and size % 32 == 0:
-            assert x.codes is not None and isinstance(gate_up.weight, ops.PackedWeight)
+            assert x.codes is not None
+            assert isinstance(gate_up.weight, ops.PackedWeight)
             codes = step.gate_up_int8(x.codes, gate_up.weight, gate_up.bias, activation)
             product = ops.StepInput(None, codes)
             step.give_back(x.codes)

@@ -196,6 +196,24 @@ class Decoder:
         self.norm.add(x, residual)
         return x
 
+    @torch.inference_mode()
+    def forward_logits(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rope_lens: torch.Tensor | None,
+        kv: list[KVCache],
+        attn: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """``compute_logits`` of ``rows`` (int64 [R]) of what ``forward`` returns, together where steps are
+        recorded."""
+        if not self.records_steps:
+            return self.compute_logits(self.forward(input_ids, positions, rope_lens, kv, attn)[rows])
+        logits = torch.empty(rows.shape[0], self.config.vocab_size)
+        self._replay(input_ids, positions, rope_lens, kv, attn, None, rows, logits)
+        return self._capped(logits)
+
     def _replay(
         self,
         input_ids: torch.Tensor,
@@ -204,6 +222,8 @@ class Decoder:
         kv: list[KVCache],
         attn: AttentionMetadata,
         out: torch.Tensor | None,
+        logits_rows: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self._program is None:
             self._program = self._recorded()
@@ -219,6 +239,8 @@ class Decoder:
             attn.cu_seqlens_q,
             attn.seq_lens,
             kv,
+            logits_rows,
+            logits,
         )
         return out
 
@@ -234,6 +256,8 @@ class Decoder:
         for i, (layer, rotary) in enumerate(zip(self.layers, self._rotary, strict=True)):
             layer.record(step, x, residual, rotaries.index(rotary), i)
         self.norm.record_add(step, x, residual, {False})
+        assert isinstance(self._head.weight, ops.PackedWeight)
+        step.head(self._head.weight, self._head.int8)
         return step
 
     def attention_buffers(self, num_tokens: int) -> Any:
@@ -249,7 +273,10 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden_size], the rows that need logits -> [R, vocab_size] of the same type."""
-        logits = ops.linear(hidden, self._head.weight)
+        return self._capped(ops.linear(hidden, self._head.weight, int8=self._head.int8))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """In place."""
         cap = self.config.final_logit_softcapping
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

@@ -77,7 +77,8 @@ class DecoderLayer:
     ) -> None:
         """The same as ops of a program.  rotary, layer: which of the step's rotaries and caches."""
         attention, mlp = self.attention, self.mlp
-        assert isinstance(attention, Attention) and isinstance(mlp, MLP)
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, MLP)
         rows = self.attention_norm.record_add(step, x, residual, attention.input_kinds)
         attention.record(step, rows, rotary, layer, x)
         if self.attention_output_norm is not None:

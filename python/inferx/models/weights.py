@@ -66,9 +66,10 @@ class ParameterCount:
 class Matrix:
     """A weight that more than one layer may use (an embedding table tied to the output head)."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("int8", "weight")
 
     weight: AnyWeight
+    int8: bool  # as a linear layer: see Linear
 
 
 class WeightPlan:
@@ -139,6 +140,7 @@ class WeightPlan:
 
         def fill() -> None:
             target.weight = self._weight([name])
+            target.int8 = False
 
         self.add_step(fill)
         return target

@@ -145,8 +145,8 @@ class StepProgram:
     def gate_up_int8(
         self, x: Codes, weight: PackedWeight, bias: torch.Tensor | None, activation: str
     ) -> Codes:
-        """``linear``, ``activate_and_mul`` and ``input`` of an int8 layer in one; half of its rows, the gate's,
-        are a multiple of 32."""
+        """``linear``, ``activate_and_mul`` and ``input`` of an int8 layer in one.  Half of its rows, the
+        gate's, are a multiple of 32."""
         out = self.take_codes(weight.shape[0] // 2)
         self._program.gate_up_int8(x.buffer, weight.handle, bias, activation, out.buffer)
         return out
@@ -211,5 +211,14 @@ class StepProgram:
             RuntimeError: the program is running on another thread.
         """
         self._program.run(
-            out, input_ids, rotaries, slot_mapping, block_tables, cu_seqlens_q, seq_lens, kv, logits_rows, logits
+            out,
+            input_ids,
+            rotaries,
+            slot_mapping,
+            block_tables,
+            cu_seqlens_q,
+            seq_lens,
+            kv,
+            logits_rows,
+            logits,
         )
