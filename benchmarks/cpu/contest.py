@@ -96,7 +96,7 @@ class Contest:
         runs = self.runs[name]
         ours = [figure for figure in runs[OURS] if figure is not None]
         median: Figure = {key: median_of(ours, key) for key in ("value", "wall", "ttft")}
-        parts = [p for p in self.parts] if name == "W6" else []
+        parts = list(self.parts) if name == "W6" else []
         alone = [median_of([{"s": p[i]} for p in parts], "s") or 0.0 for i in (0, 1)] if parts else []
         requests = make_workloads()[name]
         shape = ModelShape.from_dict(ours[0]["shape"])

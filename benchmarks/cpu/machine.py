@@ -60,7 +60,7 @@ class Machine:
         return Limits(
             bandwidth=max(f["bandwidth"] for f in self._found),
             float32=max(f["float32"] for f in self._found),
-            int8=max((f["int8"] or 0.0 for f in self._found)) or None,
+            int8=max(f["int8"] or 0.0 for f in self._found) or None,
         )
 
     def describe(self) -> dict[str, Any]:

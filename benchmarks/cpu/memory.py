@@ -25,8 +25,8 @@ def memory(status: Path = Path("/proc/self/status")) -> dict[str, float]:
 
 
 def resident_bytes(ranges: Iterable[tuple[int, int]], pagemap: Path = Path("/proc/self/pagemap")) -> int:
-    """How much of these ranges of this process's memory (first address, bytes) has pages of its own: a KV pool
-    is reserved whole and taken page by page."""
+    """How much of these ranges of this process's memory (first address, bytes) has pages: a KV pool is
+    reserved whole and taken page by page."""
     page = os.sysconf("SC_PAGESIZE")
     total = 0
     with pagemap.open("rb", buffering=0) as file:
@@ -40,7 +40,7 @@ def resident_bytes(ranges: Iterable[tuple[int, int]], pagemap: Path = Path("/pro
 
 
 def growth(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """What the engine added to a process that had imported everything: after the load, at the end, at its peak.
+    """What the engine added to a process that had imported everything: after the load, at the end, at most.
 
     without_kv: at the end, less the pages of the KV pool that were in use; allowed: what that may be, 1.25
     times the file (None for a model that is not one file).

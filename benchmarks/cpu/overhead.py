@@ -20,7 +20,9 @@ from inferx.engine import detokenizer
 from inferx.engine import runner as runner_module
 from inferx.engine.args import EngineArgs
 from inferx.engine.async_engine import AsyncEngine
+from inferx.engine.decode_batch import DecodeBatches
 from inferx.engine.llm_engine import LLMEngine
+from inferx.engine.sampler import PendingSamples
 
 MODEL = "model"
 STREAMING = "streaming"  # making deltas, and the caller's loop around them
@@ -36,11 +38,13 @@ def wrap_engine(watch: Stopwatch, engine: LLMEngine) -> None:
     watch.wrap(core.scheduler, "schedule", "scheduling")
     watch.wrap(core.scheduler, "update", "scheduling")
     watch.wrap(runner_module, "build_batch", "batch building")
+    watch.wrap(DecodeBatches, "build", "batch building")
     watch.wrap(core.runner, "_forward", MODEL)
     watch.wrap(core.runner, "_forward_logits", MODEL)
     watch.wrap(core.model, "compute_logits", MODEL)
     watch.wrap(core.runner.sampler, "launch", "sampling")  # type: ignore[attr-defined]
     watch.wrap(runner_module.LaunchedStep, "results", "sampling")
+    watch.wrap(PendingSamples, "results", "sampling")
     watch.wrap(detokenizer.Detokenizer, "push", "detokenising")
     watch.wrap(detokenizer.Detokenizer, "flush", "detokenising")
 
@@ -141,7 +145,7 @@ async def _stream(args: EngineArgs, streams: int, prompt: int, new_tokens: int) 
         async def consume(number: int, ids: list[int]) -> int:
             nonlocal begun
             length = received = 0
-            async for output in engine.generate(f"{number}", ids, greedy(new_tokens)):
+            async for output in engine.generate(ids, greedy(new_tokens), f"{number}"):
                 length += len(output.outputs[0].text)
                 received += len(output.outputs[0].token_ids)
                 if received == 3:

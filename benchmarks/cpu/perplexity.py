@@ -1,4 +1,4 @@
-"""Perplexity of ``text.txt`` with the engine's fast number types beside float32: what they cost in fidelity."""
+"""Perplexity of ``text.txt`` as the engine runs, beside float32: what fast number types cost in fidelity."""
 
 from __future__ import annotations
 

@@ -82,10 +82,11 @@ def overhead(order: Order, args: argparse.Namespace, say: Say) -> dict[str, Any]
     say(overhead_table(inside))
     say(
         f"\nall but the model: {inside['share']:.1%} of a step of {inside['streams']} streams (by medians "
-        f"{inside['median_share']:.1%}; at most {MOST_SHARE:.0%} wanted); the timers add "
-        f"{inside['timer_s'] * 1e6:.0f} us\nthrough the engine process: {outside['step_s'] * 1e3:.2f} ms a step; "
-        f"processor time of the front end {outside['front_end_s'] * 1e3:.2f} ms "
-        f"({outside['front_end_s'] / outside['step_s']:.1%}), of the engine {outside['engine_s'] * 1e3:.2f} ms"
+        f"{inside['median_share']:.1%}; at most {MOST_SHARE:.0%} wanted); "
+        f"the timers add {inside['timer_s'] * 1e6:.0f} us\n"
+        f"through the engine process: {outside['step_s'] * 1e3:.2f} ms a step; processor time of the front "
+        f"end {outside['front_end_s'] * 1e3:.2f} ms ({outside['front_end_s'] / outside['step_s']:.1%}), "
+        f"of the engine {outside['engine_s'] * 1e3:.2f} ms"
     )
     return {"in_process": inside, "async_engine": outside}
 

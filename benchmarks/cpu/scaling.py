@@ -1,7 +1,7 @@
 """A decode step's time against the number of streams and their context: it should grow without a cliff.
 
-Long contexts are not computed: while prompts are taken in, the forward pass is left out and the KV cache holds
-random numbers, each block its own, so that a step reads as much memory as with real ones.
+Long contexts are not computed: while prompts are taken in, the forward pass is left out and the KV cache
+holds random numbers, each block its own, so that a step reads as much memory as with real ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def grid(batches: Sequence[int], contexts: Sequence[int], tokens: int) -> list[t
 def segments(points: Sequence[tuple[int, float, float]], cliff: float = CLIFF) -> list[Segment]:
     """points: (streams or tokens, seconds, relative spread) of one line, in order."""
     found: list[Segment] = []
-    for (low, before, noise0), (high, after, noise1) in zip(points, points[1:], strict=False):
+    for (low, before, noise0), (high, after, noise1) in pairwise(points):
         marginal = (after - before) / (high - low)
         previous = found[-1].marginal if found else None
         expected = max(before / low, previous or 0.0)

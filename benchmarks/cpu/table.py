@@ -73,15 +73,17 @@ def summary(record: Mapping[str, Any]) -> str:
     memory, quantised = about["memory"], about["quantised"]
     weights = ", ".join(f"{kind} ({count})" for kind, count in quantised["weights"].items())
     int8 = machine["int8_peak_gop_s"]
+    size, allowed = mebibytes(memory["growth_without_kv"]), mebibytes(memory["growth_allowed"])
+    whole, peak = mebibytes(memory["growth_at_end"]), mebibytes(memory["growth_peak"])
     lines = [
         f"{machine['cpu']}, {machine['instruction_set']}, {machine['threads']} threads: reads "
         f"{machine['read_bandwidth_gb_s']:.1f} GB/s, float32 {machine['float32_peak_gflop_s']:.0f} GFLOP/s, "
         f"int8 {number(int8)} GOP/s; {machine['date']}, commit {machine['commit']}",
         f"{record['model']}: weights {weights}; activations {quantised['activations']}; "
         f"KV cache {quantised['kv']}; medians of {record['rounds']} rounds",
-        f"load to first token {number(about['load_s'], 2)} s ({number(about['load_with_imports_s'], 2)} s with "
-        f"imports); resident memory beside imports ({mebibytes(memory['after_imports'])}) and the KV pool's pages "
-        f"{mebibytes(memory['growth_without_kv'])}, allowed {mebibytes(memory['growth_allowed'])} (1.25 × the "
-        f"file); with the pool's {mebibytes(memory['growth_at_end'])}, peak {mebibytes(memory['growth_peak'])}",
+        f"load to first token {number(about['load_s'], 2)} s, with imports "
+        f"{number(about['load_with_imports_s'], 2)} s",
+        f"resident memory that the engine adds to its imports ({mebibytes(memory['after_imports'])}): {size} "
+        f"beside the KV pool, allowed {allowed} (1.25 × the file); {whole} with the pool, {peak} at its peak",
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from inferx.engine.args import (
+    ACTIVATIONS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DEFAULT_MODEL,
@@ -54,6 +55,10 @@ def _engine_options(
     ] = "auto",
     dtype: Annotated[
         str, _engine("--dtype", help=f"Weights, on a GPU activations too: {', '.join(WEIGHT_DTYPES)}.")
+    ] = "auto",
+    activations: Annotated[
+        str,
+        _engine("--activations", help=f"Of quantised weights, on the CPU: {', '.join(ACTIVATIONS)} (int8)."),
     ] = "auto",
     kv_cache_dtype: Annotated[
         str, _engine("--kv-cache-dtype", help=f"KV cache: {', '.join(KV_CACHE_DTYPES)}.")

@@ -14,6 +14,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3")
 MAX_THREADS = 1024
 # "simt" too, which is for tests.
 _DEVICE = re.compile(r"auto|cpu|simt|cuda(:(0|[1-9]\d?))?")
+ACTIVATIONS = ("auto", "float32", "int8")
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Steps of a GPU take some milliseconds whatever is in them, up to some thousand tokens.
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "simt": 64, "cuda": 256}
@@ -26,7 +27,9 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     device: auto (a GPU when there is one), cpu, cuda, cuda:N.
     dtype: on the CPU, storage of weights that are not quantised (activations are float32); on a GPU, the
     type of weights and activations, where auto is bfloat16, or float16 for checkpoints of that type.
-    kv_cache_dtype: auto is the type of the activations.  fp8 (e4m3) is for GPUs.
+    activations: on the CPU, of linear layers whose weights are block-quantised (GGUF): int8, with a scale
+    per 32 elements, which is what auto means there, or float32.  Other layers and devices do not look at it.
+    kv_cache_dtype: auto is the type of the activations, and float16 beside int8.  fp8 (e4m3) is for GPUs.
     gpu_memory_utilization: share of a GPU's memory that the engine may take.
     enforce_eager: no CUDA graphs.
     num_blocks: size of the KV pool; otherwise kv_cache_memory_bytes, otherwise what is free and useful.
@@ -37,6 +40,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    activations: str = "auto"
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
@@ -65,6 +69,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
                 f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}", "device"
             )
         _one_of("dtype", self.dtype, WEIGHT_DTYPES)
+        _one_of("activations", self.activations, ACTIVATIONS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -114,16 +114,17 @@ class TokenTexts:
         """Note the byte tokens; return ids of every sort to try the rule on."""
         sorts: dict[str, list[int]] = {"special": [], "partial": [], "space": [], "empty": [], "other": []}
         tokenizer = self.tokenizer
+        is_special, token_bytes = tokenizer.is_special, tokenizer.token_bytes
         for i in range(tokenizer.vocab_size):
-            if tokenizer.is_special(i):
+            if is_special(i):
                 sorts["special"].append(i)
                 continue
-            data = tokenizer.token_bytes(i)
+            data = token_bytes(i)
             if len(data) == 1 and _BYTE_TOKEN.fullmatch(tokenizer.id_to_token(i)):
                 self._byte_tokens[i] = data[0]
             if not data:
                 sorts["empty"].append(i)
-            elif not _is_text(data):
+            elif not data.isascii() and not _is_text(data):
                 sorts["partial"].append(i)
             else:
                 sorts["space" if data[:1] == b" " else "other"].append(i)

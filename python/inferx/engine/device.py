@@ -20,7 +20,7 @@ import torch
 
 from inferx import ops
 from inferx.errors import InvalidRequestError
-from inferx.layers.placement import CPU, Placement
+from inferx.layers.placement import CPU, CPU_INT8, Placement
 from inferx.loader.config import ModelConfig
 from inferx.ops._lib import use_kernels
 
@@ -151,14 +151,22 @@ def _simt_module(path: str) -> Any:
     return module
 
 
-def placement(device: Device, config: ModelConfig, dtype: str) -> Placement:
-    """Where activations lie, and their type; ``dtype`` as in EngineArgs.
+def placement(
+    device: Device, config: ModelConfig, dtype: str, activations: str = "float32", *, quantised: bool = False
+) -> Placement:
+    """Where activations lie, and their type; ``dtype`` and ``activations`` as in EngineArgs.
+
+    quantised: some weights of the checkpoint are, so that int8 activations mean something.
 
     auto on a GPU: bfloat16, or float16 for checkpoints of that type.  On "simt": float32, so that answers
     can be compared with the CPU's.
     """
     if device.is_cpu:
-        return CPU
+        return CPU_INT8 if quantised and activations in ("auto", "int8") else CPU
+    if activations == "int8":
+        raise InvalidRequestError(
+            "activations must be auto or float32 on a device, got 'int8'", "activations"
+        )
     if dtype != "auto":
         return Placement(device.torch_device, FLOATS[dtype], dense=True)
     if device.kind == "simt":
@@ -170,15 +178,16 @@ def placement(device: Device, config: ModelConfig, dtype: str) -> Placement:
 
 
 def kv_cache_dtype(
-    device: Device, requested: str, activations: torch.dtype, *, latent: bool = False
+    device: Device, requested: str, activations: torch.dtype, *, latent: bool = False, int8: bool = False
 ) -> torch.dtype:
     """The type of the KV cache; InvalidRequestError where attention has no such combination.
 
     float32 activations go with every float cache; 16-bit ones with their own type and float8.  latent: the
     cache is of latent attention (MLA), which has no float8, and on a device the activations' type only.
+    int8: activations are rounded to that before every product, so that half a cache's bits are no loss.
     """
     if requested == "auto":
-        return activations
+        return torch.float16 if int8 else activations
     chosen = KV_DTYPES[requested]
     name = str(activations).removeprefix("torch.")
     names = list(FLOATS) if activations == torch.float32 else [name, "fp8", "fp8_e4m3"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.cuda_graphs import CudaGraphBackend
 from inferx.engine.device import Device, kv_cache_dtype, placement, resolve_device
-from inferx.engine.memory import MemoryPlan, resolve_max_model_len
+from inferx.engine.memory import MemoryPlan, resolve_max_model_len, return_free_memory
 from inferx.engine.memory_planner import MemoryPlanner
 from inferx.engine.runner import ModelRunner, make_runner
 from inferx.engine.wire import EngineInfo
@@ -75,10 +78,14 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
     args.validate()
     set_threads(args.num_threads)
     device = resolve_device(args.device)
-    checkpoint = open_checkpoint(args.model)
+    with _no_collector():
+        checkpoint = open_checkpoint(args.model)
     try:
-        with device.running():
-            return _load(checkpoint, device, args, show_progress=show_progress)
+        with device.running(), _no_collector():
+            loaded = _load(checkpoint, device, args, show_progress=show_progress)
+            checkpoint.release()
+            return_free_memory()
+            return loaded
     except InferxError:
         raise
     except torch.OutOfMemoryError as error:
@@ -92,12 +99,25 @@ def load_model(args: EngineArgs, *, show_progress: bool = False) -> LoadedModel:
         raise LoadError(message) from error
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Vocabularies are hundreds of thousands of new objects and no garbage: not for Python's collector."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_progress: bool) -> LoadedModel:
     started = time.monotonic()
     config = checkpoint.config
-    where = placement(device, config, args.dtype)
+    quantised = any(info.quantised for info in checkpoint.tensors.values())
+    where = placement(device, config, args.dtype, args.activations, quantised=quantised)
     latent = config.mla is not None
-    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent)
+    kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent, int8=where.int8)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
     planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
     wanted_len = resolve_max_model_len(config, args.max_model_len)

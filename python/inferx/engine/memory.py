@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from dataclasses import dataclass
@@ -207,6 +208,13 @@ def context_limit(config: ModelConfig) -> int:
     if rope.rope_type in ("linear", "dynamic") and rope.original_max_position_embeddings is None:
         return int(min(config.max_position_embeddings * rope.factor, MAX_CONTEXT))
     return config.max_position_embeddings
+
+
+def return_free_memory() -> None:
+    """What was allocated and freed while loading goes back to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_memory() -> int:

@@ -70,7 +70,7 @@ class SampleState:
         self.row.output_token_ids.append(token_id)  # type: ignore[attr-defined]
 
     def final_metrics(self, seq: Sequence) -> RequestMetrics:
-        """The complete record of a finished sample, after ``charge``.  A leader's own goes on, for its forks."""
+        """The complete record of a finished sample, after ``charge``.  A leader's goes on, for its forks."""
         m = msgspec.structs.replace(self.metrics)
         m.e2e_time = self._mark - m.arrival_time
         m.num_prompt_tokens = seq.num_prompt_tokens

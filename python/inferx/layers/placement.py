@@ -13,11 +13,13 @@ class Placement:
 
     dense: weights are plain tensors of ``dtype`` on the device, for torch's matrix products; otherwise they
     are packed for the CPU kernels, quantised ones included, and activations are float32.
+    int8: inputs of linear layers with packed, block-quantised weights are quantised too (``ops.linear``).
     """
 
     device: torch.device
     dtype: torch.dtype
     dense: bool
+    int8: bool = False
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Uninitialised activations."""
@@ -25,3 +27,4 @@ class Placement:
 
 
 CPU = Placement(torch.device("cpu"), torch.float32, dense=False)
+CPU_INT8 = Placement(torch.device("cpu"), torch.float32, dense=False, int8=True)

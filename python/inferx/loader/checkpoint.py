@@ -73,5 +73,8 @@ class Checkpoint(ABC):
     def weight_bytes(self) -> int:
         """Bytes of all tensors as stored."""
 
+    def release(self) -> None:  # noqa: B027
+        """Everything has been read: memory that mapped files take is given back.  Reading again is fine."""
+
     @abstractmethod
     def close(self) -> None: ...

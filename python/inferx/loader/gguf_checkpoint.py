@@ -22,6 +22,7 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = GGUFFile(path)
+        self._released = False  # the file object has its vocabulary no more
         self._architecture = architecture_of(self._file)
         self.config = model_config(self._file)
         self.generation_config = {}
@@ -53,11 +54,15 @@ class GGUFCheckpoint(Checkpoint):
         return RawTensor(info, cut(self._file.read(source.stored), source, info.shape))
 
     def tokenizer_json(self) -> str:
-        return tokenizer_json(self._file)
+        return tokenizer_json(GGUFFile(self.path) if self._released else self._file)
 
     @property
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._file.tensors.values())
+
+    def release(self) -> None:
+        self._released = True
+        self._file.release()
 
     def close(self) -> None:
         self._file.close()

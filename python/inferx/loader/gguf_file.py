@@ -22,7 +22,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from inferx.errors import LoadError
-from inferx.loader.mapped import map_file, tensor_at, unmap
+from inferx.loader.mapped import map_file, release_pages, tensor_at, unmap
 
 SUPPORTED_VERSIONS = (2, 3)
 # One value per element; everything else supported is a block format read as raw bytes.
@@ -94,6 +94,11 @@ class GGUFFile:
             return tensor_at(self._map, info.offset, info.shape, dtype)
         rows = math.prod(info.shape[:-1])
         return tensor_at(self._map, info.offset, (rows, info.nbytes // rows), torch.uint8)
+
+    def release(self) -> None:
+        """Forget lists of strings in ``metadata``, which are vocabularies, and the mapping's pages."""
+        self.metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
+        release_pages(self._map)
 
     def close(self) -> None:
         unmap(self._map)
@@ -186,6 +191,30 @@ class _Walker:
         except UnicodeDecodeError:
             raise self._fail(f"{what} is not valid UTF-8") from None
 
+    def _strings(self, count: int, what: str) -> list[str]:
+        """As ``_string``, many times: vocabularies have hundreds of thousands."""
+        data, end, position = self._data, self._end, self.position
+        length_at = _UINT64.unpack_from
+        found: list[str] = []
+        for _ in range(count):
+            start = position + 8
+            if start > end:
+                self.position = position
+                raise self._fail(f"the file ends inside {what}")
+            (length,) = length_at(data, position)
+            stop = start + length
+            if length > MAX_STRING_BYTES or stop > end:
+                self.position = start
+                raise self._fail(f"{what} has an impossible length of {length} bytes")
+            try:
+                found.append(data[start:stop].decode("utf-8"))
+            except UnicodeDecodeError:
+                self.position = stop
+                raise self._fail(f"{what} is not valid UTF-8") from None
+            position = stop
+        self.position = position
+        return found
+
     def preamble(self) -> tuple[int, int]:
         """(tensor count, metadata key count)."""
         magic = self._data[:4]
@@ -232,8 +261,7 @@ class _Walker:
             self._strings_left -= count
             if self._strings_left < 0 or count * 8 > self._end - self.position:
                 raise self._fail(f"metadata {key!r} has an impossible count of {count} strings")
-            what = f"an entry of metadata {key!r}"
-            return [self._string(what) for _ in range(count)]
+            return self._strings(count, f"an entry of metadata {key!r}")
         layout = _SCALARS.get(kind)
         if layout is None:  # arrays of arrays exist on paper only
             raise self._fail(f"metadata {key!r} is an array of the unsupported value type {kind}")

@@ -75,15 +75,20 @@ class _Vocabulary:
                 self.types[index] = UNUSED
             seen.add(token)
 
-    def merges(self) -> list[list[str]]:
-        """Explicit merges; each names two non-empty parts (a part never holds a plain space)."""
-        result = []
-        for merge in self._strings("merges"):
+    def merges(self, vocab: dict[str, int]) -> list[str]:
+        """Explicit merges, as "left right"; parts and what they make are in ``vocab``."""
+        merges = self._strings("merges")
+        for merge in merges:
+            # A part never holds a plain space.
             left, _, right = merge.partition(" ")
-            if not left or not right:
+            if not left or not right or " " in right:
                 raise LoadError(f"{self.path}: tokenizer.ggml.merges has the malformed entry {merge!r}")
-            result.append([left, right])
-        return result
+            if left not in vocab or right not in vocab or left + right not in vocab:
+                raise LoadError(
+                    f"{self.path}: tokenizer.ggml.merges joins {left!r} and {right!r}, "
+                    "which is not among the tokens"
+                )
+        return merges
 
     def token_id(self, name: str) -> int | None:
         value = self.get(f"{name}_token_id")
@@ -148,7 +153,7 @@ class _Vocabulary:
         }
 
 
-def _bpe(vocab: dict[str, int], merges: list[list[str]], **settings: Any) -> dict[str, Any]:
+def _bpe(vocab: dict[str, int], merges: list[str] | list[list[str]], **settings: Any) -> dict[str, Any]:
     model = {
         "type": "BPE",
         "dropout": None,
@@ -178,13 +183,7 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
             f"(supported: {', '.join(sorted(RULES))})"
         )
     vocab = vocabulary.encodable()
-    merges = vocabulary.merges()
-    for left, right in merges:
-        if left not in vocab or right not in vocab or left + right not in vocab:
-            raise LoadError(
-                f"{vocabulary.path}: tokenizer.ggml.merges joins {left!r} and {right!r}, "
-                "which is not among the tokens"
-            )
+    merges = vocabulary.merges(vocab)
     prefix = vocabulary.flag("add_space_prefix", False)
     return _description(
         added_tokens=vocabulary.added_tokens(),

@@ -185,6 +185,10 @@ class HFCheckpoint(Checkpoint):
         files = {id(file): file for file, _ in self._stored.values()}
         return sum(t.end - t.begin for file in files.values() for t in file.tensors.values())
 
+    def release(self) -> None:
+        for file in {id(file): file for file, _ in self._stored.values()}.values():
+            file.release()
+
     def close(self) -> None:
         for file, _ in self._stored.values():
             file.close()

@@ -38,6 +38,12 @@ def tensor_at(mapping: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: to
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
+def release_pages(mapping: mmap.mmap) -> None:
+    """The mapping's pages count as this process's memory no more; they are read again when touched."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
 def unmap(mapping: mmap.mmap) -> None:
     """Tensors that still look into the mapping keep it alive; it goes with the last of them."""
     with contextlib.suppress(BufferError):

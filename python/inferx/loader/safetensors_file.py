@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from inferx.errors import LoadError
-from inferx.loader.mapped import map_file, tensor_at, unmap
+from inferx.loader.mapped import map_file, release_pages, tensor_at, unmap
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Bytes per element of every type the format knows; only those in DTYPES can be read as weights.
@@ -84,6 +84,9 @@ class SafetensorsFile:
             raw = bytearray(self._map[info.begin : info.end])
             return torch.frombuffer(raw, dtype=dtype).reshape(info.shape)
         return tensor_at(self._map, info.begin, info.shape, dtype)
+
+    def release(self) -> None:
+        release_pages(self._map)
 
     def close(self) -> None:
         unmap(self._map)

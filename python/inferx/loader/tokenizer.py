@@ -77,9 +77,8 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self._added = self._raw.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in self._added.items() if token.special)
-        self.vocab_size = max(self._raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = _vocab_size(self._raw)
         self._token_bytes, self._added_bytes = _bytes_functions(decoder)
-        self._description = description
         self._lock = threading.Lock()
         self._unmarked: RawTokenizer | None = None
         self._special_tokens = dict(special_tokens or {})
@@ -122,14 +121,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exactly the bytes the token adds to a text; b"" for special tokens and ids without a token."""
-        if token_id in self._special:
-            return b""
         added = self._added.get(token_id)
-        return (
-            self._token_bytes(self.id_to_token(token_id))
-            if added is None
-            else self._added_bytes(added.content)
-        )
+        if added is None:
+            return self._token_bytes(self.id_to_token(token_id))
+        return b"" if added.special else self._added_bytes(added.content)
 
     # ---- text
 
@@ -301,7 +296,7 @@ class Tokenizer:
         return unmarked if same else None
 
     def _rebuilt(self) -> RawTokenizer:
-        parsed = json.loads(self._description)
+        parsed = json.loads(self._raw.to_str())
         parsed["added_tokens"] = [
             t for t in parsed["added_tokens"] if t["content"] not in self._all_markers.texts
         ]
@@ -309,6 +304,16 @@ class Tokenizer:
         unmarked.no_truncation()
         unmarked.no_padding()
         return unmarked
+
+
+def _vocab_size(raw: RawTokenizer) -> int:
+    """Largest id + 1."""
+    count: int = raw.get_vocab_size(with_added_tokens=True)
+    # As many ids as tokens, without a gap: no need to copy the whole vocabulary.
+    if None not in map(raw.id_to_token, range(count)):
+        return count
+    largest: int = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+    return largest + 1
 
 
 def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
@@ -351,6 +356,13 @@ def _unicode_to_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 
 
+class _Alphabet(dict[int, str]):
+    """For str.translate: what is not in the alphabet becomes a character that is no byte."""
+
+    def __missing__(self, character: int) -> str:
+        return "\uffff"
+
+
 def _steps(part: Any) -> list[dict[str, Any]]:
     """A decoder description as a flat list."""
     if not isinstance(part, dict):
@@ -363,12 +375,12 @@ def _bytes_functions(decoder: Any) -> tuple[Callable[[str], bytes], Callable[[st
     """(token text -> bytes, added token text -> bytes), by the kind of decoder the tokenizer has."""
     kinds = {step.get("type") for step in _steps(decoder)}
     if "ByteLevel" in kinds:
-        alphabet = _unicode_to_bytes()
+        alphabet = _Alphabet({ord(character): chr(byte) for character, byte in _unicode_to_bytes().items()})
 
         def byte_level(token: str) -> bytes:
             try:
-                return bytes(alphabet[character] for character in token)
-            except KeyError:
+                return token.translate(alphabet).encode("latin-1")
+            except UnicodeEncodeError:
                 return token.encode()
 
         return byte_level, str.encode

@@ -100,6 +100,7 @@ class WeightPlan:
         self._steps: list[Callable[[], None]] = []
         self._declared: set[str] = set()
         self._bytes_read = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)  # for matrices that are packed together
         self._total = self._idle = 0  # parameters
         self.source = checkpoint.path
         self.weight_bytes = 0  # of the weights in memory, complete after load()
@@ -140,19 +141,20 @@ class WeightPlan:
 
         def fill() -> None:
             target.weight = self._weight([name])
-            target.int8 = False
+            target.int8 = self._takes_int8(target.weight)
 
         self.add_step(fill)
         return target
 
     def float32(self, name: str, rows: int, columns: int) -> Linear:
         """``NAME.weight`` [rows, columns] for float32 inputs, on a device too."""
-        if not self.placement.dense:
-            return self.single(name, rows, columns)
         self.declare(f"{name}.weight", (rows, columns))
         layer = Linear()
 
         def fill() -> None:
+            if not self.placement.dense:
+                layer.weight = self._weight([f"{name}.weight"])
+                return
             target = torch.empty(rows, columns, device=self.placement.device)
             dense.fill(target, self.read(f"{name}.weight"))
             layer.weight = self.count(DenseWeight(target))
@@ -243,6 +245,7 @@ class WeightPlan:
         steps, self._steps = self._steps, []
         for step in steps:
             step()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     @property
     def parameters(self) -> ParameterCount:
@@ -344,9 +347,13 @@ class WeightPlan:
 
     def _fill(self, layer: Linear, names: list[str], bias: bool) -> None:
         layer.weight = self._weight([f"{name}.weight" for name in names])
+        layer.int8 = self._takes_int8(layer.weight)
         if bias:
             vectors = [self.read_vector(f"{name}.bias") for name in names]
             layer.bias = self.count(torch.cat(vectors).to(self.placement.device, self.placement.dtype))
+
+    def _takes_int8(self, weight: AnyWeight) -> bool:
+        return self.placement.int8 and weight.dtype not in {name for name, _ in DTYPES.values()}
 
     def _weight(self, names: list[str]) -> AnyWeight:
         return self.count(self._dense(names)) if self.placement.dense else self.count(self._pack(names))
@@ -363,9 +370,18 @@ class WeightPlan:
     def _pack(self, names: list[str]) -> PackedWeight:
         raws = [self.read(name) for name in names]
         tensors = [self.converted(raw) for raw in raws]
-        data = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        data = tensors[0] if len(tensors) == 1 else self._under_one_another(tensors)
         rows = sum(raw.info.shape[0] for raw in raws)
         try:
             return ops.pack_weight(data, self.target(raws[0].info), (rows, raws[0].info.shape[1]))
         except ValueError as error:
             raise LoadError(f"{raws[0].info.file}: tensor {', '.join(names)}: {error}") from error
+
+    def _under_one_another(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Matrices of one width and type as one, in memory that the next ones reuse: fresh pages cost more
+        than the copy."""
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if self._scratch.nbytes < nbytes:
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8)
+        shape = (sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1])
+        return torch.cat(tensors, out=self._scratch[:nbytes].view(tensors[0].dtype).view(shape))

@@ -9,23 +9,27 @@ namespace inferx::cpu::INFERX_ISA {
 namespace {
 
 template <WeightFormat format, int Rows = kInt8PanelRows>
-void multiply_panel(int rows, const QuantizedPanel& x, const uint8_t* tile, int64_t blocks, bool first_use,
+void multiply_panel(int rows, const QuantizedPanel& x, const uint8_t* tile, int64_t blocks, NextTile& next,
                     float* totals) {
   if constexpr (Rows > 1) {
-    if (rows < Rows) return multiply_panel<format, Rows - 1>(rows, x, tile, blocks, first_use, totals);
+    if (rows < Rows) return multiply_panel<format, Rows - 1>(rows, x, tile, blocks, next, totals);
   }
-  Int8Panel<format, Rows>::run(x, tile, blocks, first_use, totals);
+  Int8Panel<format, Rows>::run(x, tile, blocks, next, totals);
 }
 
 template <WeightFormat format>
 void multiply_format(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight,
                      int64_t tile, float* totals) {
-  const uint8_t* data = weight.data + tile * (weight.blocks() * block_bytes(format));
-  const int64_t first_row = x.start(first);
+  const int64_t blocks = weight.blocks(), bytes = blocks * block_bytes(format), first_row = x.start(first);
+  const uint8_t* data = weight.data + tile * bytes;
+  int64_t steps = 0;
+  for (int64_t i = first; i < last; ++i)
+    steps += blocks * passes(static_cast<int>(x.start(i + 1) - x.start(i)));
+  NextTile next(data, bytes, steps);
   for (int64_t i = first; i < last; ++i) {
     const int64_t start = x.start(i);
-    multiply_panel<format>(static_cast<int>(x.start(i + 1) - start), panel_of(x, i), data, weight.blocks(),
-                           i == first, totals + (start - first_row) * kTileColumns);
+    multiply_panel<format>(static_cast<int>(x.start(i + 1) - start), panel_of(x, i), data, blocks, next,
+                           totals + (start - first_row) * kTileColumns);
   }
 }
 

@@ -19,39 +19,58 @@ constexpr int kInt8PanelRows = 4;
 static_assert(kInt8PanelRows <= kMaxInt8PanelRows);
 
 // With few rows several vectors of columns share what is read of the rows, and their sums are independent.
-template <int Rows>
-constexpr int vectors_at_once() {
+constexpr int vectors_at_once(int rows) {
   constexpr int all = kTileColumns / kLanes;
-  if (Rows == 1) return all < 4 ? all : 4;
-  return Rows <= kInt8PanelRows / 2 ? 2 : 1;
+  if (rows == 1) return all < 4 ? all : 4;
+  return rows <= kInt8PanelRows / 2 ? 2 : 1;
 }
+// How often a panel goes through the tile.
+constexpr int passes(int rows) { return kTileColumns / kLanes / vectors_at_once(rows); }
+
+// Asks for the tile behind the one at hand, evenly spread over the work on this one: a thread's tiles follow
+// each other, and memory is then as busy with many rows as with one.
+class NextTile {
+ public:
+  NextTile(const uint8_t* tile, int64_t bytes, int64_t steps)
+      : line_(tile + bytes), rate_(bytes * kOne / (64 * steps)) {}
+
+  INFERX_INLINE void step() {
+    for (due_ += rate_; due_ >= kOne; due_ -= kOne, line_ += 64) __builtin_prefetch(line_);
+  }
+
+ private:
+  static constexpr int64_t kOne = 1 << 16;
+  const uint8_t* line_;
+  int64_t rate_, due_ = 0;  // in kOne-th lines
+};
 
 template <WeightFormat format, int Rows>
 struct Int8Panel {
   static constexpr FormatTraits t = traits_of(format);
-  static constexpr int kVecs = vectors_at_once<Rows>();
+  static constexpr int kVecs = vectors_at_once(Rows);
   static constexpr int kUnitsPerBlock = t.block / t.unit, kUnitsPerGroup = kGroup / t.unit;
   static constexpr int kChunks = t.unit / 8;  // of eight k in a unit
   static constexpr int kZero = code_zero(format);
   static constexpr bool kTotalsInMemory = kLanes < 16 && Rows > 2;
 
   // totals[row][kTileColumns], of all columns of the tile.
-  static INFERX_INLINE void run(const QuantizedPanel& x, const uint8_t* tile, int64_t blocks, bool first_use,
+  static INFERX_INLINE void run(const QuantizedPanel& x, const uint8_t* tile, int64_t blocks, NextTile& next,
                                 float* totals) {
     for (int column = 0; column < kTileColumns; column += kVecs * kLanes) {
-      multiply(x, tile, blocks, column, first_use && column == 0, totals + column);
+      multiply(x, tile, blocks, column, next, totals + column);
     }
   }
 
  private:
   static INFERX_INLINE void multiply(const QuantizedPanel& x, const uint8_t* tile, int64_t blocks, int column,
-                                     bool first_use, float* totals) {
+                                     NextTile& shared_next, float* totals) {
+    NextTile next = shared_next;  // in registers
     F total[Rows][kVecs] = {};
     if constexpr (kTotalsInMemory) store_totals(total, totals);
     const uint8_t* codes_x = reinterpret_cast<const uint8_t*>(x.codes);
     for (int64_t b = 0; b < blocks; ++b) {
       const uint8_t* block = tile + b * block_bytes(format);
-      if (first_use) prefetch(block);
+      next.step();
 #pragma GCC unroll 1
       for (int u = 0; u < kUnitsPerBlock; ++u) {
         const int64_t unit = b * kUnitsPerBlock + u;
@@ -65,6 +84,7 @@ struct Int8Panel {
       }
     }
     if constexpr (!kTotalsInMemory) store_totals(total, totals);
+    shared_next = next;
   }
 
   static INFERX_INLINE void unit_sums(const QuantizedPanel& x, const uint8_t* codes_x, const uint8_t* block,
@@ -150,11 +170,6 @@ struct Int8Panel {
     for (int r = 0; r < Rows; ++r) {
       for (int v = 0; v < kVecs; ++v) store(totals + r * kTileColumns + v * kLanes, total[r][v]);
     }
-  }
-
-  // As PackedSlice::prefetch: tiles follow one another.
-  static INFERX_INLINE void prefetch(const uint8_t* block) {
-    for (int64_t i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(block + 8192 + i);
   }
 };
 
