@@ -14,12 +14,6 @@ namespace py = pybind11;
 namespace inferx {
 namespace {
 
-// A packed matrix together with the uint8 tensor that holds it.
-struct WeightHandle {
-  cpu::PackedWeight weight;
-  py::object buffer;
-};
-
 int64_t packed_nbytes(const std::string& dtype, int64_t n, int64_t k) {
   return describe_weight("pack_weight", dtype, n, k).nbytes();
 }

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_sampling(m);
   inferx::bind_copy_blocks(m);
   inferx::bind_linear(m);
+  inferx::bind_step_program(m);
   inferx::bind_experts(m);
   inferx::bind_mla(m);
   inferx::bind_attention(m);

@@ -1,4 +1,4 @@
-// Checks of packed matrices and of what they are made from.
+// Packed matrices as Python holds them, checks of them and of what they are made from.
 #pragma once
 #include <string>
 
@@ -6,6 +6,12 @@
 #include "cpu/packed_weight.h"
 
 namespace inferx {
+
+// A packed matrix together with the uint8 tensor that holds it.
+struct WeightHandle {
+  cpu::PackedWeight weight;
+  pybind11::object buffer;
+};
 
 // The matrix [n, k] of a type, without memory yet; fails on `dtype` and `shape`.
 cpu::PackedWeight describe_weight(const char* op, const std::string& dtype, int64_t n, int64_t k);

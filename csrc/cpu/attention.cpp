@@ -62,7 +62,7 @@ void for_each_item(int64_t count, int threads, const Body& body) {
 
 void paged_attention(const AttentionParams& params) {
   const AttentionKernels& kernels = attention_kernels();
-  int threads = omp_in_parallel() ? 1 : get_num_threads();
+  int threads = omp_in_parallel() && !Team::current() ? 1 : get_num_threads();
   AttentionPlan plan = plan_attention(params, threads);
   if (plan.items.empty()) return;
   const double work = plan.cost * static_cast<double>(params.head_dim + params.value_dim) / 2;

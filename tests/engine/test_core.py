@@ -94,6 +94,7 @@ def test_a_failing_request_ends_alone(tiny: Path, monkeypatch: pytest.MonkeyPatc
         return forward(input_ids, *rest)
 
     monkeypatch.setattr(core.model, "forward", broken)
+    core.model.records_steps = False  # so that each step calls it
     long_prompt = [5] * 40 + [99] * 3 + [5] * 40  # fails in a chunk that yields no token
     requests = [
         request("r0", [1] * 30, greedy(8)),
@@ -147,6 +148,7 @@ def test_an_interrupt_loses_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch,
         return hidden
 
     monkeypatch.setattr(core.model, "forward", interrupted)
+    core.model.records_steps = False  # so that each step calls it
     for r in requests:
         core.add_request(r)
     answers = {key: Answer() for key in expected}
@@ -173,6 +175,7 @@ def test_nan_logits_end_the_request_with_an_error(tiny: Path, monkeypatch: pytes
         return logits
 
     monkeypatch.setattr(core.model, "compute_logits", with_nan)
+    core.model.records_steps = False  # so that each step calls it
     answers = drive(
         core, [(0, request("a", [1, 2], greedy(5))), (0, request("b", [3, 4], greedy(5)))]
     ).answers

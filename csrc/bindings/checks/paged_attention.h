@@ -95,10 +95,29 @@ inline void check_apart_from_lists(const char* op, const char* name, const Tenso
                   {"v_scale", args.v_scale.if_given()}});
 }
 
+// In float32, which the kernels use, a smaller cap would be 0.
+inline void check_attention_numbers(const char* op, double scale, double softcap, int64_t window) {
+  if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
+  if (softcap != 0 && !(softcap >= 1e-37 && softcap <= 3e38))
+    fail_expected(op, "softcap", "a number from 1e-37 to 3e38, or 0 for none", number_string(softcap));
+  if (window < 0) fail_expected(op, "window", "a positive number, or 0 for none", std::to_string(window));
+}
+
+inline void check_attention_heads(const char* op, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  constexpr int64_t kMaxHeadDim = 256;
+  if (head_dim < 8 || head_dim > kMaxHeadDim || head_dim % 8 != 0) {
+    fail_expected(op, "query", "a head_dim that is a multiple of 8 from 8 to 256", std::to_string(head_dim));
+  }
+  if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+    fail_expected(op, "query",
+                  "a number of heads that is a multiple of key_cache's " + std::to_string(kv_heads),
+                  std::to_string(heads));
+  }
+}
+
 inline void check_paged_attention(const char* op, const PagedAttentionArgs& args,
                                   std::initializer_list<DType> query_dtypes,
                                   std::initializer_list<DType> cache_dtypes) {
-  constexpr int64_t kMaxHeadDim = 256;
   const auto& [out, query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens, lse, sinks, k_scale,
                v_scale, scale, softcap, window] = args;
   Sym T{"T"}, Hq{"Hq"};
@@ -115,14 +134,7 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
   if (key_cache.size(1) < 1) Arg(op, "key_cache", key_cache).expected("a block size of at least 1", "0");
   const int64_t kv_heads = key_cache.size(2), head_dim = key_cache.size(3);
   Arg(op, "query", query).dtype(query_dtypes).shape({T, Hq, head_dim}).last_dim_contiguous();
-  if (head_dim < 8 || head_dim > kMaxHeadDim || head_dim % 8 != 0) {
-    fail_expected(op, "query", "a head_dim that is a multiple of 8 from 8 to 256", std::to_string(head_dim));
-  }
-  if (kv_heads < 1 || Hq.value < 1 || Hq.value % kv_heads != 0) {
-    fail_expected(op, "query",
-                  "a number of heads that is a multiple of key_cache's " + std::to_string(kv_heads),
-                  std::to_string(Hq.value));
-  }
+  check_attention_heads(op, Hq.value, kv_heads, head_dim);
   check_batch_lists(op, query, block_tables, cu_seqlens_q, seq_lens);
   Arg(op, "out", out)
       .same_device("query", query)
@@ -146,11 +158,7 @@ inline void check_paged_attention(const char* op, const PagedAttentionArgs& args
   for (const NamedTensor& written : {NamedTensor{"out", &out}, {"lse", lse.if_given()}}) {
     if (written.tensor) check_apart_from_lists(op, written.name, *written.tensor, args);
   }
-  if (!(std::abs(scale) <= 3e38)) fail_expected(op, "scale", "a finite number", std::to_string(scale));
-  // In float32, which the kernels use, what is smaller would be 0.
-  if (softcap != 0 && !(softcap >= 1e-37 && softcap <= 3e38))
-    fail_expected(op, "softcap", "a number from 1e-37 to 3e38, or 0 for none", number_string(softcap));
-  if (window < 0) fail_expected(op, "window", "a positive number, or 0 for none", std::to_string(window));
+  check_attention_numbers(op, scale, softcap, window);
 }
 
 }  // namespace inferx

@@ -131,9 +131,8 @@ class ModelRunner:
     def _decode(self, plan: SchedulerOutput, state_of: StateOf) -> PendingSamples:
         """A step on the CPU that only decodes: each entry's one token is sampled from."""
         self.copy_blocks(plan.block_copies)
-        hidden = self._forward(self._decodes.build(plan.scheduled))
-        rows = [state_of(entry.seq).row for entry in plan.scheduled]
-        return self.sampler.launch(self.model.compute_logits(hidden), rows)
+        logits = self._forward_logits(self._decodes.build(plan.scheduled))
+        return self.sampler.launch(logits, [state_of(entry.seq).row for entry in plan.scheduled])
 
     def _run_staged(self, staging: Staging, plan: SchedulerOutput) -> tuple[BatchArrays, torch.Tensor]:
         entries, graphs, bucket = plan.scheduled, self._graphs, None
@@ -166,6 +165,13 @@ class ModelRunner:
         if out is None:
             return self.model.forward(ids, positions, rope_lens, self.kv, attention)
         return self.model.forward(ids, positions, rope_lens, self.kv, attention, out)
+
+    def _forward_logits(self, batch: BatchArrays) -> torch.Tensor:
+        """Of the rows that are sampled from."""
+        ids, positions, rope_lens = batch["input_ids"], batch["positions"], batch["rope_lens"]
+        return self.model.forward_logits(
+            ids, positions, rope_lens, self.kv, batch.attention(), batch["sample_rows"]
+        )
 
     def _sample(
         self,

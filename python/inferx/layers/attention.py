@@ -131,6 +131,44 @@ class Attention:
         )
         self.output(buffers.output_rows, out)
 
+    @property
+    def input_kinds(self) -> set[bool]:
+        return self.qkv.input_kinds
+
+    def record(
+        self, step: ops.StepProgram, x: ops.StepInput, rotary: int, layer: int, out: ops.Columns
+    ) -> None:
+        """rotary, layer: which of the step's rotaries and caches.  Gives back the codes of ``x``."""
+        query_size, qkv_size = self.output.weight.shape[1], self.qkv.out_features
+        kv_size = (qkv_size - query_size) // 2
+        qkv = step.take(qkv_size)
+        query, key, value = qkv.split([query_size, kv_size, kv_size])
+        self.qkv.record(step, x, qkv)
+        step.give_back(x.codes)
+        if self.query_norm is not None:
+            self.query_norm.record(step, query, query)
+        if self.key_norm is not None:
+            self.key_norm.record(step, key, key)
+        if self.clip is not None:
+            step.clamp(qkv, self.clip)
+        step.rope_and_cache(query, key, value, self.head_dim, rotary, layer)
+        attended = step.take(query_size)
+        step.attention(
+            query,
+            attended,
+            self.head_dim,
+            kv_size // self.head_dim,
+            layer,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.values,
+        )
+        step.give_back(qkv)
+        rows = step.input(attended, self.output.input_kinds)
+        self.output.record(step, rows, out)
+        step.give_back(attended, rows.codes)
+
     def _normalise(self, buffers: AttentionBuffers) -> None:
         query, key = buffers.query, buffers.key
         if self.norm_all_heads:

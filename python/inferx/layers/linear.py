@@ -28,6 +28,19 @@ class Linear:
         """x: [T, in] -> [T, out]."""
         return ops.linear(x, self.weight, self.bias, out=out, int8=self.int8)
 
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def input_kinds(self) -> set[bool]:
+        """Of inputs that it reads: True for int8 codes, False for floats."""
+        return {self.int8}
+
+    def record(self, step: ops.StepProgram, x: ops.StepInput, out: ops.Columns) -> None:
+        assert isinstance(self.weight, ops.PackedWeight)
+        step.linear(x, self.weight, self.bias, self.int8, out)
+
 
 class MergedLinear:
     """Several linear layers of one input, each writing its columns of one output.
@@ -49,6 +62,18 @@ class MergedLinear:
         for piece, columns in zip(self.pieces, out.split(self.sizes, dim=1), strict=True):
             piece(x, columns)
         return out
+
+    @property
+    def out_features(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def input_kinds(self) -> set[bool]:
+        return {piece.int8 for piece in self.pieces}
+
+    def record(self, step: ops.StepProgram, x: ops.StepInput, out: ops.Columns) -> None:
+        for piece, columns in zip(self.pieces, out.split(self.sizes), strict=True):
+            piece.record(step, x, columns)
 
 
 AnyLinear = Linear | MergedLinear

@@ -27,3 +27,13 @@ class RMSNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """In place: residual += x, then x = norm(residual)."""
         ops.fused_add_rms_norm(x, residual, self.weight, self.eps)
+
+    def record(self, step: ops.StepProgram, x: ops.Columns, out: ops.Columns) -> None:
+        """Of each group of ``size`` columns."""
+        step.norm(x, self.weight, self.eps, out)
+
+    def record_add(
+        self, step: ops.StepProgram, x: ops.Columns, residual: ops.Columns, kinds: set[bool]
+    ) -> ops.StepInput:
+        """``add`` for readers of these kinds (``Linear.input_kinds``)."""
+        return step.add_norm(x, residual, self.weight, self.eps, kinds)

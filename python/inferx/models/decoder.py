@@ -65,6 +65,9 @@ class Decoder:
             self._head = weights.matrix("lm_head.weight", config.vocab_size, config.hidden_size)
         self.num_positions = 0 if self.placement.dense else MAX_POSITIONS
         self._rotary: list[RotaryEmbedding | DeviceRotary] = list(layer_rotaries(config))
+        # Whether steps run as a recorded program where all layers can be recorded.
+        self.records_steps = not self.placement.dense and all(layer.can_record for layer in self.layers)
+        self._program: ops.StepProgram | None = None
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -177,6 +180,8 @@ class Decoder:
         """
         if len(kv) != self.num_kv_layers:
             raise ValueError(f"kv: expected {self.num_kv_layers} layers' caches, got {len(kv)}")
+        if self.records_steps:
+            return self._replay(input_ids, positions, rope_lens, kv, attn, out)
         num_tokens = input_ids.shape[0]
         x = ops.embedding(input_ids, self._embedding.weight, out=out)
         if self._embedding_scale is not None:
@@ -191,6 +196,70 @@ class Decoder:
         self.norm.add(x, residual)
         return x
 
+    @torch.inference_mode()
+    def forward_logits(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rope_lens: torch.Tensor | None,
+        kv: list[KVCache],
+        attn: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """``compute_logits`` of ``rows`` (int64 [R]) of what ``forward`` returns, together where steps are
+        recorded."""
+        if not self.records_steps:
+            return self.compute_logits(self.forward(input_ids, positions, rope_lens, kv, attn)[rows])
+        logits = torch.empty(rows.shape[0], self.config.vocab_size)
+        self._replay(input_ids, positions, rope_lens, kv, attn, None, rows, logits)
+        return self._capped(logits)
+
+    def _replay(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rope_lens: torch.Tensor | None,
+        kv: list[KVCache],
+        attn: AttentionMetadata,
+        out: torch.Tensor | None,
+        logits_rows: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self._program is None:
+            self._program = self._recorded()
+        if out is None:
+            out = torch.empty(input_ids.shape[0], self.config.hidden_size)
+        rows = [rotary.rows(positions, rope_lens) for rotary in dict.fromkeys(self._rotary)]
+        self._program.run(
+            out,
+            input_ids,
+            [(r.index, r.table) for r in rows],
+            attn.slot_mapping,
+            attn.block_tables,
+            attn.cu_seqlens_q,
+            attn.seq_lens,
+            kv,
+            logits_rows,
+            logits,
+        )
+        return out
+
+    def _recorded(self) -> ops.StepProgram:
+        """What ``forward`` does layer by layer, as a program."""
+        step = ops.StepProgram(self.config.hidden_size)
+        x, residual = step.out, step.take(self.config.hidden_size)
+        table = self._embedding.weight
+        assert isinstance(table, ops.PackedWeight)
+        step.embedding(table, x, self._embedding_scale)
+        step.zero(residual)
+        rotaries = list(dict.fromkeys(self._rotary))
+        for i, (layer, rotary) in enumerate(zip(self.layers, self._rotary, strict=True)):
+            layer.record(step, x, residual, rotaries.index(rotary), i)
+        self.norm.record_add(step, x, residual, {False})
+        assert isinstance(self._head.weight, ops.PackedWeight)
+        step.head(self._head.weight, self._head.int8)
+        return step
+
     def attention_buffers(self, num_tokens: int) -> Any:
         """Scratch of one step for what ``build_attention`` builds."""
         config = self.config
@@ -204,7 +273,10 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden_size], the rows that need logits -> [R, vocab_size] of the same type."""
-        logits = ops.linear(hidden, self._head.weight, int8=self._head.int8)
+        return self._capped(ops.linear(hidden, self._head.weight, int8=self._head.int8))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """In place."""
         cap = self.config.final_logit_softcapping
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from inferx.layers.attention import AttentionMetadata
+from inferx import ops
+from inferx.layers.attention import Attention, AttentionMetadata
+from inferx.layers.mlp import MLP
 from inferx.layers.norm import RMSNorm
 from inferx.layers.rotary import RotaryRows
 
@@ -65,3 +67,23 @@ class DecoderLayer:
         self.mlp(x, mlp_buffers, out=x)
         if self.mlp_output_norm is not None:
             self.mlp_output_norm(x, out=x)
+
+    @property
+    def can_record(self) -> bool:
+        return type(self.attention) is Attention and type(self.mlp) is MLP
+
+    def record(
+        self, step: ops.StepProgram, x: ops.Columns, residual: ops.Columns, rotary: int, layer: int
+    ) -> None:
+        """The same as ops of a program.  rotary, layer: which of the step's rotaries and caches."""
+        attention, mlp = self.attention, self.mlp
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, MLP)
+        rows = self.attention_norm.record_add(step, x, residual, attention.input_kinds)
+        attention.record(step, rows, rotary, layer, x)
+        if self.attention_output_norm is not None:
+            self.attention_output_norm.record(step, x, x)
+        rows = self.mlp_norm.record_add(step, x, residual, mlp.input_kinds)
+        mlp.record(step, rows, x)
+        if self.mlp_output_norm is not None:
+            self.mlp_output_norm.record(step, x, x)

@@ -40,13 +40,18 @@ from inferx.ops.sampling import (
     take_largest,
     token_logprobs,
 )
+from inferx.ops.step_program import Codes, Columns, StepInput, StepProgram
 
 __all__ = [
     "AnyWeight",
+    "Codes",
+    "Columns",
     "DenseWeight",
     "PackedExperts",
     "PackedWeight",
     "SampleStatus",
+    "StepInput",
+    "StepProgram",
     "apply_logits_processors",
     "batched_linear",
     "build_info",
