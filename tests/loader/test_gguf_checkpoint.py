@@ -419,3 +419,12 @@ def test_metadata_of_any_type_loads_or_is_refused(architecture: str, tmp_path: P
             except LoadError:
                 outcomes["refused"] += 1
     assert min(outcomes.values()) > 20, outcomes
+
+
+def test_a_released_checkpoint_can_be_read_again(smollm2_gguf: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_gguf)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    before, description = checkpoint.read(name).data.clone(), checkpoint.tokenizer_json()
+    checkpoint.release()
+    assert torch.equal(checkpoint.read(name).data, before)
+    assert checkpoint.tokenizer_json() == description
