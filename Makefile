@@ -13,10 +13,10 @@ export GOMP_SPINCOUNT ?= 2000
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help env build simt serve kernel-report test lint format wheel-check bench clean
+.PHONY: help env build simt serve kernel-report instruction-check test lint format wheel-check bench clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 env: $(VENV)/.env-stamp  ## create the virtual environment with all dependencies
 
@@ -53,6 +53,9 @@ simt: build  ## compile the CUDA kernels for the SIMT executor (tests on machine
 
 kernel-report: build  ## registers, spills and instructions of the CUDA kernels against the baseline (needs nvcc)
 	$(BIN)/python tools/kernel_report.py build/editable
+
+instruction-check: build  ## instructions of a decode step and a prefill chunk against the baseline (needs valgrind)
+	$(BIN)/python tools/instruction_guard.py $(ARGS)
 
 test: build simt  ## run all tests
 	$(BIN)/python -m pytest -q $(ARGS)

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.cpu.session import Session, greedy
 from benchmarks.cpu.stopwatch import Stopwatch
-from benchmarks.cpu.workloads import END_ID, FIRST_ID
+from benchmarks.cpu.workloads import different_prompts
 
 from inferx.engine import detokenizer
 from inferx.engine import runner as runner_module
@@ -40,19 +40,12 @@ def wrap_engine(watch: Stopwatch, engine: LLMEngine) -> None:
     watch.wrap(runner_module, "build_batch", "batch building")
     watch.wrap(DecodeBatches, "build", "batch building")
     watch.wrap(core.runner, "_forward", MODEL)
-    watch.wrap(core.runner, "_forward_logits", MODEL)
     watch.wrap(core.model, "compute_logits", MODEL)
     watch.wrap(core.runner.sampler, "launch", "sampling")  # type: ignore[attr-defined]
     watch.wrap(runner_module.LaunchedStep, "results", "sampling")
     watch.wrap(PendingSamples, "results", "sampling")
     watch.wrap(detokenizer.Detokenizer, "push", "detokenising")
     watch.wrap(detokenizer.Detokenizer, "flush", "detokenising")
-
-
-def prompts(count: int, length: int) -> list[list[int]]:
-    """Different ones."""
-    width = END_ID - FIRST_ID
-    return [[FIRST_ID + (7919 * i + 104_729 * j) % width for j in range(length)] for i in range(count)]
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +57,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
 
 def profile(engine: LLMEngine, streams: int, prompt: int, new_tokens: int) -> dict[str, Any]:
     """Steps in which every stream decodes: seconds by part, each a mean over these steps and a median."""
-    for number, ids in enumerate(prompts(streams, prompt)):
+    for number, ids in enumerate(different_prompts(streams, prompt, engine.core.info.vocab_size)):
         engine.add_request(f"overhead {number}", ids, greedy(new_tokens))
     watch = Stopwatch(STREAMING)
     wrap_engine(watch, engine)
@@ -163,7 +156,8 @@ async def _stream(args: EngineArgs, streams: int, prompt: int, new_tokens: int) 
 
         first: list[int] = []
         last: list[int] = []
-        await asyncio.gather(*(consume(i, ids) for i, ids in enumerate(prompts(streams, prompt))))
+        asked = different_prompts(streams, prompt, engine.vocab_size)
+        await asyncio.gather(*(consume(i, ids) for i, ids in enumerate(asked)))
     finally:
         await engine.shutdown()
     (wall0, front0, core0), (wall1, front1, core1) = marks

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from benchmarks.cpu.session import Session, greedy
+from benchmarks.cpu.workloads import different_prompts
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -149,8 +150,8 @@ def _cell(session: Session, batch: int, context: int) -> Cell:
     longest = engine.core.info.max_model_len - 1
     prompt = max(1, min(context, longest) - steps)
     ids = [f"{batch} {context} {number}" for number in range(batch)]
-    for number, request_id in enumerate(ids):
-        tokens = [1000 + (number + 31 * i) % 20_000 for i in range(prompt)]
+    asked = different_prompts(batch, prompt, engine.core.info.vocab_size)
+    for request_id, tokens in zip(ids, asked, strict=True):
         engine.add_request(request_id, tokens, greedy(steps + 2))
     with without_forward(engine):
         while any(seq.num_output_tokens == 0 for seq in engine.core.scheduler.running) or (

@@ -65,6 +65,12 @@ def warm_up_prompt(count: int = 128) -> list[int]:
     return [source.randrange(FIRST_ID, END_ID) for _ in range(count)]
 
 
+def different_prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
+    """For measurements besides the workloads; no two begin alike."""
+    width = min(END_ID, vocabulary) - FIRST_ID
+    return [[FIRST_ID + (7919 * i + 104_729 * j) % width for j in range(length)] for i in range(count)]
+
+
 def prompt_tokens(requests: Iterable[Request]) -> int:
     return sum(len(r.prompt) for r in requests)
 

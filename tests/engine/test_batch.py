@@ -12,6 +12,7 @@ import torch
 
 from inferx.engine import batch
 from inferx.engine.batch import BatchArrays, BatchShape, Layout, build_batch
+from inferx.engine.decode_batch import DecodeBatches
 from inferx.engine.device import Device
 from inferx.engine.request import Phase
 from inferx.engine.scheduler_output import PENDING_TOKEN, ScheduledSequence
@@ -204,3 +205,42 @@ def make_staging_with_events(log: list[str], names: object) -> Staging:
         block_size=BLOCK,
         make_event=lambda: FakeEvent(log, next(names)),  # type: ignore[call-overload]
     )
+
+
+def decode(seq: FakeSequence, table: array[int], position: int) -> ScheduledSequence:
+    return ScheduledSequence(seq, position, 1, [seq], Phase.DECODE, table)  # type: ignore[arg-type, list-item]
+
+
+def test_kept_arrays_of_decode_steps_are_those_of_a_fresh_batch(seed: int) -> None:
+    """Sequences come, go, grow, lose their blocks, and copy the last one before they write to it."""
+    rng = random.Random(seed)
+    batches = DecodeBatches(BLOCK)
+    running: list[tuple[FakeSequence, array[int], int]] = []
+    for _ in range(300):
+        running = [(s, t, p + 1) for s, t, p in running if rng.random() > 0.05]
+        if not running or rng.random() < 0.2:
+            prompt = rng.randint(1, 30)
+            running.insert(
+                rng.randint(0, len(running)),
+                (FakeSequence([rng.randrange(1000) for _ in range(400)], prompt), array("i"), prompt),
+            )
+        if rng.random() < 0.1:  # preempted, and back with other blocks
+            at = rng.randrange(len(running))
+            running[at] = (running[at][0], array("i"), running[at][2])
+        for _, table, position in running:
+            while len(table) * BLOCK <= position:
+                table.append(rng.randrange(1000))
+            if rng.random() < 0.1:
+                table[position // BLOCK] = rng.randrange(1000)
+            if rng.random() < 0.1:
+                table.append(rng.randrange(1000))  # allocated ahead
+                del table[max(position // BLOCK + 1, len(table) - 1) :]
+        entries = [decode(*item) for item in running]
+        arrays = batches.build(entries)
+        check(arrays, entries)
+        expected, meta = build_batch(entries, BLOCK), arrays.attention()
+        for name in arrays.layout.fields:
+            assert torch.equal(arrays[name], expected[name]), name
+        assert meta.max_query_len is None
+        for name in ("block_tables", "cu_seqlens_q", "seq_lens", "slot_mapping"):
+            assert torch.equal(getattr(meta, name), expected[name]), name

@@ -244,3 +244,17 @@ def test_salts_do_not_share(tiny: Path) -> None:
         r = request(f"r{i}", list(range(100)), greedy(2), salt=salt)
         cached.append(drive(core, [(0, r)]).metrics[0].num_cached_tokens)
     assert cached == [0, 0, 96, 96, 0]  # twelve full blocks of 8
+
+
+@pytest.mark.parametrize("budget", [64, 1024])
+def test_a_prefix_that_arrives_16_times_is_computed_once(tiny: Path, budget: int) -> None:
+    """Together and with a cold cache, in one step and over several: 448 tokens in common, 32 of their own."""
+    core = make_core(tiny, num_blocks=256, max_num_batched_tokens=budget, max_num_seqs=16)
+    common = [i * 7 % 200 + 3 for i in range(448)]
+    requests = [request(f"r{i}", [*common, *[i + 3] * 32], greedy(4)) for i in range(16)]
+    run = drive(core, [(0, r) for r in requests])
+    assert len(run.metrics) == 16
+    assert sum(m.num_computed_prompt_tokens for m in run.metrics) == 448 + 16 * 32
+    # Nobody waits for more than the first one: its chunks, then all the others' own tokens and decodes.
+    chunks = -(-480 // budget) + -(-15 * 32 // (budget - 16))
+    assert core.stats().num_steps <= chunks + 4

@@ -411,3 +411,27 @@ def test_torch_ops(name: str) -> None:
     }
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(getattr(torch.ops.inferx, name).default, arguments[name], test_utils=checks)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_take_largest_is_sampling_at_temperature_0(dtype: torch.dtype) -> None:
+    logits = random_logits(3, 7, 1003, 0.5).to(dtype)
+    logits[1] = -math.inf
+    logits[2, 5] = math.nan
+    logits[3, :900] = -math.inf
+    expected, status = ops.sample_tokens(logits, torch.zeros(7), num_ids=900)
+    ids, statuses = torch.full((7,), 77, dtype=torch.int64), torch.full((7,), 77, dtype=torch.int32)
+    ops.take_largest(ids, statuses, logits, torch.zeros(7), 900)
+    assert torch.equal(ids, expected)
+    assert torch.equal(statuses, status)
+    assert statuses.tolist() == [0, 2, 1, 3, 0, 0, 0]
+
+
+def test_take_largest_refuses_memory_that_does_not_fit() -> None:
+    logits, status, zeros = torch.zeros(3, 8), torch.zeros(3, dtype=torch.int32), torch.zeros(3)
+    with pytest.raises(ValueError, match="token_ids"):
+        ops.take_largest(torch.zeros(2, dtype=torch.int64), status, logits, zeros, 8)
+    with pytest.raises(ValueError, match="temperature"):
+        ops.take_largest(torch.zeros(3, dtype=torch.int64), status, logits, torch.zeros(2), 8)
+    with pytest.raises(TypeError, match="logits"):
+        ops.take_largest(torch.zeros(3, dtype=torch.int64), status, None, zeros, 8)  # type: ignore[arg-type]

@@ -105,6 +105,17 @@ INFERX_INLINE CodeWords code_words(const uint32_t* words, int c) {
   return codes;
 }
 
+// Where the sum so far has to be there: GCC would move additions of integers behind all multiplications,
+// whose results do not fit the registers.
+INFERX_INLINE I added_now(I sum) {
+#if defined(__x86_64__)
+  asm("" : "+x"(sum));
+#elif defined(__aarch64__)
+  asm("" : "+w"(sum));
+#endif
+  return sum;
+}
+
 // ---- Sums ---------------------------------------------------------------------------------------------
 
 // The sum of one unit.  Where there is no instruction for four products at once, pairs of them are added in
@@ -128,12 +139,12 @@ struct Sum {
   // c: the chunk; count: of the unit.
   INFERX_INLINE void add(const CodeWords& w, I even, I odd, int c, int count) {
     if constexpr (kind == Codes::c8) {
-      total += widen(signed_pairs(w.even, even)) + widen(signed_pairs(w.odd, odd));
+      total = added_now(total + widen(signed_pairs(w.even, even)) + widen(signed_pairs(w.odd, odd)));
       return;
     }
     const I sum = add16(multiply_bytes(w.even, even), multiply_bytes(w.odd, odd));
-    pairs = c % kChunks == 0 ? sum : add16(pairs, sum);
-    if (c % kChunks == kChunks - 1 || c == count - 1) total += widen(pairs);
+    pairs = added_now(c % kChunks == 0 ? sum : add16(pairs, sum));
+    if (c % kChunks == kChunks - 1 || c == count - 1) total = added_now(total + widen(pairs));
   }
   INFERX_INLINE I value() const { return total; }
 
@@ -161,7 +172,7 @@ struct Sum {
   I total;
   INFERX_INLINE explicit Sum(I start) : total(start) {}
   INFERX_INLINE void add(const CodeWords& w, I even, I odd, int, int) {
-    total += products(w.even, even) + products(w.odd, odd);
+    total = added_now(total + products(w.even, even) + products(w.odd, odd));
   }
   INFERX_INLINE I value() const { return total; }
 

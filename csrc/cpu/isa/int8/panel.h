@@ -51,6 +51,7 @@ struct Int8Panel {
   static constexpr int kUnitsPerBlock = t.block / t.unit, kUnitsPerGroup = kGroup / t.unit;
   static constexpr int kChunks = t.unit / 8;  // of eight k in a unit
   static constexpr int kZero = code_zero(format);
+  static constexpr bool kStartsAtZero = kLanes < 16;  // one register less until the end
   static constexpr bool kTotalsInMemory = kLanes < 16 && Rows > 2;
 
   // totals[row][kTileColumns], of all columns of the tile.
@@ -96,7 +97,7 @@ struct Int8Panel {
     Sum<t.codes> sum[Rows][kVecs];
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
-      const I start = zero_sum(x, unit, half, r);
+      const I start = kStartsAtZero ? I{} : zero_sum(x, unit, half, r);
       for (int v = 0; v < kVecs; ++v) sum[r][v] = Sum<t.codes>(start);
     }
     unroll<kChunks>([&](auto chunk) __attribute__((always_inline)) {
@@ -119,7 +120,8 @@ struct Int8Panel {
     });
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = sum[r][v].value();
+      const I rest = kStartsAtZero && kZero != 0 ? zero_sum(x, unit, half, r) : I{};
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = sum[r][v].value() + rest;
     }
   }
 
