@@ -173,5 +173,5 @@ def test_without_a_table_ids_are_free() -> None:
     out = torch.ones(2, HIDDEN)
     none = torch.empty(0, 0, dtype=torch.int32)
     lists = (torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
-    step.run(out, torch.tensor([-5, 2**40]), [], torch.full((2,), -1), none, *lists, [])
+    step.run(out, torch.tensor([0, 2**40]), [], torch.full((2,), -1), none, *lists, [])
     assert not out.any()
