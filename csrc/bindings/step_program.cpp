@@ -80,7 +80,7 @@ class Program {
 
   void embedding(const WeightHandle& table, double scale, const ColumnsArg& out) {
     const cpu::Columns to = columns("embedding", "out", out, table.weight.k);
-    vocab_ = vocab_ == 0 ? table.weight.n : std::min(vocab_, table.weight.n);
+    vocab_ = std::min(vocab_, table.weight.n);
     keep(table);
     program_.embedding(table.weight, static_cast<float>(scale), to);
   }
@@ -497,8 +497,9 @@ class Program {
   cpu::StepProgram program_;
   std::vector<py::object> kept_;  // the memory of weights
   std::vector<LayerNeeds> layers_;
-  std::vector<int64_t> rotary_limits_;  // of each table, the smallest head
-  int64_t vocab_ = 0, head_size_ = 0, widest_window_ = 0;
+  std::vector<int64_t> rotary_limits_;                   // of each table, the smallest head
+  int64_t vocab_ = std::numeric_limits<int64_t>::max();  // of the smallest table
+  int64_t head_size_ = 0, widest_window_ = 0;
   std::atomic<bool> running_{false};
 };
 

@@ -16,6 +16,7 @@ from test_families import CASES
 from inferx import ops
 from inferx.layers.attention import AttentionMetadata
 from inferx.layers.linear import Linear, MergedLinear
+from inferx.layers.placement import CPU, CPU_INT8, Placement
 from inferx.models import Model
 from inferx.models.weights import Matrix
 
@@ -161,6 +162,14 @@ def test_int8_activations(name: str, family: str, tmp_path: Path, threads: Calla
     for count in (1, 2):
         threads(count)
         assert_same(model, lambda: mixed_steps(model))
+
+
+@pytest.mark.parametrize("placement", [CPU, CPU_INT8], ids=["float32", "int8"])
+def test_smollm2(placement: Placement, smollm2_gguf: Path, threads: Callable[[int], None]) -> None:
+    model = load(smollm2_gguf, placement=placement)
+    for count in (1, 2):
+        threads(count)
+        assert_same(model, lambda: mixed_steps(model, torch.float16))
 
 
 def test_int8_needs_groups_of_32(tmp_path: Path) -> None:

@@ -165,3 +165,13 @@ def test_ops_in_order() -> None:
         h = ops.rms_norm(h, scale, 1e-5)
         h = ops.gelu_and_mul(ops.linear(h, w, bias).clamp(-0.75, 0.75))
         assert torch.equal(out, ops.linear(h, weight_of))
+
+
+def test_without_a_table_ids_are_free() -> None:
+    step = StepProgram(HIDDEN)
+    step.zero(step.out)
+    out = torch.ones(2, HIDDEN)
+    none = torch.empty(0, 0, dtype=torch.int32)
+    lists = (torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
+    step.run(out, torch.tensor([0, 2**40]), [], torch.full((2,), -1), none, *lists, [])
+    assert not out.any()
