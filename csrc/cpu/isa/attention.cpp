@@ -39,7 +39,7 @@ INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, cons
     float* scores = s.scores + key;
     if (rows <= kFusedRows) {
       scores_of_panel<T>(static_cast<int>(rows), head.q, tile.rows.key + key, tile.keys_ahead, p.head_dim,
-                         p.scale, scores);
+                         scores);
       continue;
     }
     pack_panel(tile.rows.key + key, tile.keys_ahead, p.head_dim, s.panel);
@@ -47,7 +47,7 @@ INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, cons
       const int count = static_cast<int>(rows - r < kScoreRows ? rows - r : kScoreRows);
       const Span span = visible_span(s, r, count, tile.rows.start);
       if (span.begin >= key + kPanel || span.end <= key) continue;
-      scores_of(count, head.q + r * p.head_dim, s.panel, p.head_dim, p.scale, scores + r * kTile);
+      scores_of(count, head.q + r * p.head_dim, s.panel, p.head_dim, scores + r * kTile);
     }
   }
 }
@@ -118,13 +118,17 @@ INFERX_NOINLINE void load_queries(const AttentionParams& p, const AttentionItem&
       const int64_t r = i * rows.group + g;
       s.end[r] = static_cast<int32_t>(end < 0 ? 0 : end);
       s.first[r] = static_cast<int32_t>(p.window > 0 && end > p.window ? end - p.window : 0);
-      for (int64_t h = 0; h < item.num_kv_heads; ++h) {
-        const float* query = p.query + (start + token) * p.query_stride_token +
-                             ((item.first_kv_head + h) * rows.group + g) * p.query_stride_head;
-        float* packed = s.head[h].q + r / kScoreRows * kScoreRows * p.head_dim + r % kScoreRows;
-        for (int64_t d = 0; d < p.head_dim; ++d) packed[d * kScoreRows] = query[d];
-      }
     }
+  }
+  const QueryPacker packer(rows.count, p.head_dim, p.scale);
+  for (int64_t h = 0; h < item.num_kv_heads; ++h) {
+    const float* first = p.query + (start + item.first_query) * p.query_stride_token +
+                         (item.first_kv_head + h) * rows.group * p.query_stride_head;
+    packer.pack(
+        [&](int64_t r) __attribute__((always_inline)) {
+          return first + r / rows.group * p.query_stride_token + r % rows.group * p.query_stride_head;
+        },
+        s.head[h].q);
   }
 }
 
