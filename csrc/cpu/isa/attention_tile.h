@@ -133,6 +133,8 @@ class QueryPacker {
     for (int64_t r = 0; r < rows_; r += kScoreRows) {
       const float* row[kWidth];
       for (int i = 0; i < kWidth; ++i) row[i] = i < kScoreRows && r + i < rows_ ? query(r + i) : kZeroRow;
+      for (int64_t i = r + kScoreRows; i < r + 2 * kScoreRows && i < rows_; ++i)
+        for (int64_t d = 0; d < head_dim_; d += 16) __builtin_prefetch(query(i) + d);
       pack_block(row, packed + r * head_dim_);
     }
   }
