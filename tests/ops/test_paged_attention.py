@@ -221,7 +221,7 @@ def test_bits_do_not_depend_on_batch_chunks_blocks_threads(
         ops.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 100, 256, 599])
 def test_bits_do_not_depend_on_chunks(chunk: int, dtype: torch.dtype) -> None:
     length = 600
@@ -235,6 +235,27 @@ def test_bits_do_not_depend_on_chunks(chunk: int, dtype: torch.dtype) -> None:
         part = paged([queries[0][start:stop]], [keys[0][:stop]], [values[0][:stop]], dtype=dtype)
         out, lse = run(part, window=550)
         assert same((out, lse), (whole[start:stop], whole_lse[start:stop])), start
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "heads"), [(64, (3, 1)), (80, (2, 2)), (72, (6, 1)), (128, (14, 2))], ids=str
+)
+def test_16_bit_cache_gives_the_bits_of_a_float32_cache_of_its_values(
+    dtype: torch.dtype, dim: int, heads: tuple[int, int]
+) -> None:
+    """Every finite pattern of 16 bits, subnormals included, in every kernel: one row, few, many."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite = patterns[patterns.isfinite() & (patterns.abs() < 1e4)]
+    per_head = finite.numel() // (heads[1] * dim)
+    generator = torch.Generator().manual_seed(13)
+    mixed = finite[torch.randperm(finite.numel(), generator=generator)][: per_head * heads[1] * dim]
+    key = mixed.view(per_head, heads[1], dim).float()
+    for q_len in (1, 2, 5, 45):
+        query = torch.randn(q_len, heads[0], dim, generator=generator) * 1e-3
+        narrow = paged([query], [key], [key.flip(0)], dtype=dtype)
+        wide = paged([query], [key], [key.flip(0)])
+        assert same(run(narrow), run(wide)), q_len
 
 
 def test_one_long_decode_on_several_threads() -> None:

@@ -39,7 +39,7 @@ INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, cons
     float* scores = s.scores + key;
     if (rows <= kFusedRows) {
       scores_of_panel<T>(static_cast<int>(rows), head.q, tile.rows.key + key, tile.keys_ahead, p.head_dim,
-                         p.scale, scores);
+                         scores);
       continue;
     }
     pack_panel(tile.rows.key + key, tile.keys_ahead, p.head_dim, s.panel);
@@ -47,7 +47,7 @@ INFERX_NOINLINE void score_tile(const AttentionParams& p, const Scratch& s, cons
       const int count = static_cast<int>(rows - r < kScoreRows ? rows - r : kScoreRows);
       const Span span = visible_span(s, r, count, tile.rows.start);
       if (span.begin >= key + kPanel || span.end <= key) continue;
-      scores_of(count, head.q + r * p.head_dim, s.panel, p.head_dim, p.scale, scores + r * kTile);
+      scores_of(count, head.q + r * p.head_dim, s.panel, p.head_dim, scores + r * kTile);
     }
   }
 }
@@ -118,13 +118,17 @@ INFERX_NOINLINE void load_queries(const AttentionParams& p, const AttentionItem&
       const int64_t r = i * rows.group + g;
       s.end[r] = static_cast<int32_t>(end < 0 ? 0 : end);
       s.first[r] = static_cast<int32_t>(p.window > 0 && end > p.window ? end - p.window : 0);
-      for (int64_t h = 0; h < item.num_kv_heads; ++h) {
-        const float* query = p.query + (start + token) * p.query_stride_token +
-                             ((item.first_kv_head + h) * rows.group + g) * p.query_stride_head;
-        float* packed = s.head[h].q + r / kScoreRows * kScoreRows * p.head_dim + r % kScoreRows;
-        for (int64_t d = 0; d < p.head_dim; ++d) packed[d * kScoreRows] = query[d];
-      }
     }
+  }
+  const QueryPacker packer(rows.count, p.head_dim, p.scale);
+  for (int64_t h = 0; h < item.num_kv_heads; ++h) {
+    const float* first = p.query + (start + item.first_query) * p.query_stride_token +
+                         (item.first_kv_head + h) * rows.group * p.query_stride_head;
+    packer.pack(
+        [&](int64_t r) __attribute__((always_inline)) {
+          return first + r / rows.group * p.query_stride_token + r % rows.group * p.query_stride_head;
+        },
+        s.head[h].q);
   }
 }
 
@@ -139,18 +143,37 @@ float* partial_of(const AttentionItem& item, const Rows& rows, int64_t split, in
   return partials + item.partial + ((split - item.first_split) * item.num_kv_heads + h) * rows.count * record;
 }
 
+// Output of the item's KV head h.  Rows of `out` lie apart, so they are asked for in time.
+INFERX_NOINLINE void finish_rows(const AttentionParams& p, const AttentionItem& item, const Rows& rows,
+                                 int64_t h, const float* total, const float* max, const float* sum) {
+  constexpr int64_t kAhead = 8;  // rows
+  const int64_t token = p.cu_seqlens_q[item.request] + item.first_query;
+  const int64_t head = (item.first_kv_head + h) * rows.group;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    if (const int64_t later = r + kAhead; later < rows.count) {
+      const float* out = p.out + (token + later / rows.group) * p.out_stride_token +
+                         (head + later % rows.group) * p.out_stride_head;
+      for (int64_t d = 0; d < p.value_dim; d += 16) __builtin_prefetch(out + d, 1);
+    }
+    finish_row(p, total + r * rows.padded, max[r], sum[r], token + r / rows.group, head + r % rows.group);
+  }
+}
+
 template <class T>
 void attend(const AttentionParams& p, const AttentionItem& item, float* partials, float* memory) {
   const Rows rows = rows_of(p, item);
   const Scratch s(memory, p, item, rows, kScoreRows);
   const int64_t record = attention_partial_floats(p.value_dim);
   load_queries(p, item, rows, s);
-  for (int64_t h = 0; h < item.num_kv_heads; ++h) start_item(s.head[h], rows);
-
   // The first row sees the earliest key of all, the last row the latest.
   const int64_t item_begin = item.first_split * kAttentionSplit, item_end = item.end_split * kAttentionSplit;
   const int64_t begin = item_begin > s.first[0] ? item_begin : s.first[0];
   const int64_t end = item_end < s.end[rows.count - 1] ? item_end : s.end[rows.count - 1];
+  // The state of the only split is the result; it need not be folded into anything.
+  const bool whole = item.partial < 0;
+  const bool one_split = whole && begin < end && begin / kAttentionSplit == (end - 1) / kAttentionSplit;
+  if (!one_split)
+    for (int64_t h = 0; h < item.num_kv_heads; ++h) start_item(s.head[h], rows);
   const CacheRows<T> cache(p, item);
   TileRows<T> buffers[2];
   TileRows<T>*now = &buffers[0], *next = &buffers[1];
@@ -170,8 +193,7 @@ void attend(const AttentionParams& p, const AttentionItem& item, float* partials
       if (starts_split) start_split(head, rows);
       Tile<T> tile(*now, last_head && is_last ? nullptr : next, p);
       attend_tile<T>(p, rows, s, head, tile);
-      if (ends_split) {
-        const bool whole = item.partial < 0;
+      if (ends_split && !one_split) {
         const int64_t split = start / kAttentionSplit;
         end_split(head, rows, whole ? nullptr : partial_of(item, rows, split, h, record, partials), record);
       }
@@ -180,13 +202,11 @@ void attend(const AttentionParams& p, const AttentionItem& item, float* partials
       next = done;
     }
   }
-  if (item.partial >= 0) return;
-  const int64_t token = p.cu_seqlens_q[item.request] + item.first_query;
+  if (!whole) return;
   for (int64_t h = 0; h < item.num_kv_heads; ++h) {
     const HeadState& head = s.head[h];
-    for (int64_t r = 0; r < rows.count; ++r)
-      finish_row(p, head.total + r * rows.padded, head.total_max[r], head.total_sum[r],
-                 token + r / rows.group, (item.first_kv_head + h) * rows.group + r % rows.group);
+    finish_rows(p, item, rows, h, one_split ? head.acc : head.total, one_split ? head.max : head.total_max,
+                one_split ? head.sum : head.total_sum);
   }
 }
 

@@ -182,23 +182,12 @@ INFERX_INLINE void vsplit(V words, V* even, V* odd, BF16) {
   *even = vfloat(vbits(words) << 16);
   *odd = vfloat(vbits(words) & (int32_t)0xffff0000);
 }
+#if !defined(__AVX2__)
 INFERX_INLINE void vsplit(V words, V* even, V* odd, F16) {
-#if defined(__AVX512F__)
-  const __m512i bits = _mm512_castps_si512(words);
-  *even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
-  *odd = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-#elif defined(__AVX2__) && defined(__FMA__)
-  const __m256i bits = _mm256_castps_si256(words);
-  const __m256i low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
-  const __m256i packed = _mm256_packus_epi32(low, _mm256_srli_epi32(bits, 16));
-  const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
-  *even = _mm256_cvtph_ps(_mm256_castsi256_si128(ordered));
-  *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(ordered, 1));
-#else
   *even = widen_halves(vbits(words) & 0xffff);
   *odd = widen_halves((vbits(words) >> 16) & 0xffff);
-#endif
 }
+#endif
 
 // Eight elements, the upper lanes 0: the end of a row whose length is 8 modulo 16.  Only 16-lane builds
 // need it.
@@ -276,6 +265,79 @@ INFERX_INLINE void vtranspose(V* v) {
   v[1] = __builtin_shuffle(low01, low23, VI{2, 3, 6, 7});
   v[2] = __builtin_shuffle(high01, high23, VI{0, 1, 4, 5});
   v[3] = __builtin_shuffle(high01, high23, VI{2, 3, 6, 7});
+}
+#endif
+
+// ---- columns of 2 * kWidth halves from kWidth rows of them -----------------------------------------------
+// Transposes in place; afterwards vcolumn(v, j, T()) is element j of all rows.
+template <class T>
+INFERX_INLINE void vtranspose_pairs(V* v, T) {
+  vtranspose(v);
+}
+template <class T>
+INFERX_INLINE V vcolumn(const V* v, int j, T) {
+  V even, odd;
+  vsplit(v[j / 2], &even, &odd, T());
+  return j % 2 == 0 ? even : odd;
+}
+
+#if defined(__AVX512F__)
+// 8 x 8 halves inside of each quarter of a register, for rows 0-7 and 8-15; then each quarter of the one is
+// put beside its counterpart in the other, since the conversion reads 16 halves side by side.
+INFERX_INLINE void vtranspose_pairs(V* v, F16) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 8) {
+    __m512i a[8], b[8];
+    for (int k = 0; k < 4; ++k) {  // rows k and k + 4, so that rows come out in order
+      const __m512i low = _mm512_castps_si512(v[i + k]), high = _mm512_castps_si512(v[i + k + 4]);
+      a[k] = _mm512_unpacklo_epi16(low, high);
+      a[k + 4] = _mm512_unpackhi_epi16(low, high);
+    }
+    for (int k = 0; k < 2; ++k) {
+      for (int half = 0; half < 8; half += 4) {
+        b[half + k] = _mm512_unpacklo_epi16(a[half + k], a[half + k + 2]);
+        b[half + k + 2] = _mm512_unpackhi_epi16(a[half + k], a[half + k + 2]);
+      }
+    }
+    for (int k = 0; k < 4; ++k) {
+      t[i + 2 * k] = _mm512_unpacklo_epi16(b[2 * k], b[2 * k + 1]);
+      t[i + 2 * k + 1] = _mm512_unpackhi_epi16(b[2 * k], b[2 * k + 1]);
+    }
+  }
+  const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  for (int i = 0; i < 8; ++i) {
+    v[i] = _mm512_castsi512_ps(_mm512_permutex2var_epi64(t[i], lower, t[i + 8]));
+    v[i + 8] = _mm512_castsi512_ps(_mm512_permutex2var_epi64(t[i], upper, t[i + 8]));
+  }
+}
+INFERX_INLINE V vcolumn(const V* v, int j, F16) {
+  const __m512i halves = _mm512_castps_si512(v[j % 8 + j / 16 * 8]);
+  return _mm512_cvtph_ps(j / 8 % 2 == 0 ? _mm512_castsi512_si256(halves)
+                                        : _mm512_extracti64x4_epi64(halves, 1));
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+INFERX_INLINE void vtranspose_pairs(V* v, F16) {
+  __m256i a[8], b[8];
+  for (int k = 0; k < 4; ++k) {  // rows k and k + 4, so that rows come out in order
+    const __m256i low = _mm256_castps_si256(v[k]), high = _mm256_castps_si256(v[k + 4]);
+    a[k] = _mm256_unpacklo_epi16(low, high);
+    a[k + 4] = _mm256_unpackhi_epi16(low, high);
+  }
+  for (int k = 0; k < 2; ++k) {
+    for (int half = 0; half < 8; half += 4) {
+      b[half + k] = _mm256_unpacklo_epi16(a[half + k], a[half + k + 2]);
+      b[half + k + 2] = _mm256_unpackhi_epi16(a[half + k], a[half + k + 2]);
+    }
+  }
+  for (int k = 0; k < 4; ++k) {
+    v[2 * k] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(b[2 * k], b[2 * k + 1]));
+    v[2 * k + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(b[2 * k], b[2 * k + 1]));
+  }
+}
+INFERX_INLINE V vcolumn(const V* v, int j, F16) {
+  const __m256i halves = _mm256_castps_si256(v[j % 8]);
+  return _mm256_cvtph_ps(j < 8 ? _mm256_castsi256_si128(halves) : _mm256_extracti128_si256(halves, 1));
 }
 #endif
 

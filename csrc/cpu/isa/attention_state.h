@@ -82,6 +82,12 @@ INFERX_INLINE void start_item(const HeadState& head, const Rows& rows) {
 INFERX_NOINLINE void fold_row(float* total, float* total_max, float* total_sum, const float* acc, float max,
                               float sum, int64_t padded) {
   if (max == kNegativeInfinity && sum == 0.0f) return;  // no key of this split is visible; NaN goes on
+  if (*total_max == kNegativeInfinity && *total_sum == 0.0f) {  // as is, like a row of one split only
+    memcpy(total, acc, padded * sizeof(float));
+    *total_max = max;
+    *total_sum = sum;
+    return;
+  }
   const float new_max = *total_max > max ? *total_max : max;
   const V safe = vset(finite_or_zero(new_max));
   const V old_weight = vexp(vset(*total_max) - safe), weight = vexp(vset(max) - safe);
@@ -128,11 +134,10 @@ INFERX_NOINLINE void finish_row(const AttentionParams& p, const float* total, fl
     for (int64_t d = 0; d < p.value_dim; ++d) out[d] = 0.0f;
     return;
   }
-  const V denominator = vset(sum);
+  const V factor = numerator_weight / vset(sum);
   int64_t d = 0;
-  for (; d + kWidth <= p.value_dim; d += kWidth)
-    vstore(out + d, vload(total + d) * numerator_weight / denominator);
-  if (d < p.value_dim) vstore_low8(out + d, vload(total + d) * numerator_weight / denominator);
+  for (; d + kWidth <= p.value_dim; d += kWidth) vstore(out + d, vload(total + d) * factor);
+  if (d < p.value_dim) vstore_low8(out + d, vload(total + d) * factor);
 }
 
 }  // namespace

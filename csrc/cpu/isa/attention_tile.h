@@ -41,14 +41,9 @@ INFERX_INLINE void for_columns(const T* const* rows, Ahead<T>& shared_ahead, int
         V words[kWidth];
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) memcpy(&words[i], rows[group * kWidth + i] + d, sizeof(V));
-        vtranspose(words);
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i) {
-          V even, odd;
-          vsplit(words[i], &even, &odd, T());
-          use(group, d + 2 * i, even);
-          use(group, d + 2 * i + 1, odd);
-        }
+        vtranspose_pairs(words, T());
+#pragma GCC unroll 32
+        for (int i = 0; i < 2 * kWidth; ++i) use(group, d + i, vcolumn(words, i, T()));
       }
     }
   }
@@ -96,24 +91,84 @@ INFERX_NOINLINE void pack_panel(const T* const* rows, Ahead<T>& ahead, int64_t h
   });
 }
 
-// As pack_panel and score_block in one, for rows so few that a packed panel would be read only once.
+// As pack_panel and score_block in one, for rows so few that a packed panel would be read only once; q is
+// [kRows][head_dim].
 template <int kRows, class T>
 INFERX_NOINLINE void score_panel(const float* q, const T* const* rows, Ahead<T>& ahead, int64_t head_dim,
-                                 float scale, float* scores) {
+                                 float* scores) {
   V acc[2][kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) acc[0][r] = acc[1][r] = vset(0.0f);
   for_columns(rows, ahead, head_dim, [&](int group, int64_t d, V column) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) acc[group][r] = vfma(vset(q[d * kScoreRows + r]), column, acc[group][r]);
+    for (int r = 0; r < kRows; ++r) acc[group][r] = vfma(vset(q[r * head_dim + d]), column, acc[group][r]);
   });
-  const V s = vset(scale);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    vstore(scores + r * kTile, acc[0][r] * s);
-    vstore(scores + r * kTile + kWidth, acc[1][r] * s);
+    vstore(scores + r * kTile, acc[0][r]);
+    vstore(scores + r * kTile + kWidth, acc[1][r]);
   }
 }
+
+// Rows of queries times scale -> blocks [head_dim][kScoreRows] as score_block reads them, or [head_dim] each
+// where score_panel does.
+class QueryPacker {
+ public:
+  QueryPacker(int64_t rows, int64_t head_dim, float scale)
+      : rows_(rows), head_dim_(head_dim), scale_(vset(scale)) {}
+
+  // query(r) is the start of row r.
+  template <class Query>
+  INFERX_INLINE void pack(const Query& query, float* packed) const {
+    if (rows_ <= kFusedRows) {
+      for (int64_t r = 0; r < rows_; ++r) {
+        const float* row = query(r);
+        float* out = packed + r * head_dim_;
+        int64_t d = 0;
+        for (; d + kWidth <= head_dim_; d += kWidth) vstore(out + d, vload(row + d) * scale_);
+        if (d < head_dim_) vstore_low8(out + d, vload_low8(row + d) * scale_);
+      }
+      return;
+    }
+    for (int64_t r = 0; r < rows_; r += kScoreRows) {
+      const float* row[kWidth];
+      for (int i = 0; i < kWidth; ++i) row[i] = i < kScoreRows && r + i < rows_ ? query(r + i) : kZeroRow;
+      for (int64_t i = r + kScoreRows; i < r + 2 * kScoreRows && i < rows_; ++i)
+        for (int64_t d = 0; d < head_dim_; d += 16) __builtin_prefetch(query(i) + d);
+      pack_block(row, packed + r * head_dim_);
+    }
+  }
+
+ private:
+  INFERX_NOINLINE void pack_block(const float* const* row, float* out) const {
+    int64_t d = 0;
+    for (; d + kWidth <= head_dim_; d += kWidth) {
+      V block[kWidth];
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) block[i] = vload(row[i] + d);
+      store_columns<kWidth>(block, out + d * kScoreRows);
+    }
+    if (d < head_dim_) {
+      V block[kWidth];
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) block[i] = vload_low8(row[i] + d);
+      store_columns<8>(block, out + d * kScoreRows);
+    }
+  }
+  template <int kColumns>
+  INFERX_INLINE void store_columns(V* block, float* out) const {
+    vtranspose(block);
+#pragma GCC unroll 16
+    for (int i = 0; i < (kColumns < kWidth ? kColumns : kWidth); ++i) {
+      const V column = block[i] * scale_;
+      memcpy(out + i * kScoreRows, &column, kScoreRows * sizeof(float));
+    }
+  }
+
+  int64_t rows_, head_dim_;
+  V scale_;
+};
+static_assert(kScoreRows <= kWidth, "a block of queries is one transpose");
 
 // V rows [begin, end) of the tile -> float32 [kTile][padded], the padding 0. True if all of them are
 // finite.
@@ -144,10 +199,9 @@ INFERX_NOINLINE bool pack_values(const T* const* rows, Ahead<T>& shared_ahead, i
   return hsum(probe) == 0.0f;
 }
 
-// scores[r][0..kPanel) = scale * q_r . k for kRows rows; q is [head_dim][kScoreRows], k one panel.
+// scores[r][0..kPanel) = q_r . k for kRows rows; q is [head_dim][kScoreRows], k one panel.
 template <int kRows>
-INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float scale,
-                                 float* scores) {
+INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t head_dim, float* scores) {
   V acc[kRows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vset(0.0f);
@@ -160,11 +214,10 @@ INFERX_NOINLINE void score_block(const float* q, const float* panel, int64_t hea
       acc[r][1] = vfma(a, k1, acc[r][1]);
     }
   }
-  const V s = vset(scale);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    vstore(scores + r * kTile, acc[r][0] * s);
-    vstore(scores + r * kTile + kWidth, acc[r][1] * s);
+    vstore(scores + r * kTile, acc[r][0]);
+    vstore(scores + r * kTile + kWidth, acc[r][1]);
   }
 }
 
@@ -201,16 +254,15 @@ INFERX_NOINLINE void value_block(const float* weights, const T* const* rows, Ahe
 
 template <class T, int kRows = kFusedRows>
 INFERX_INLINE void scores_of_panel(int count, const float* q, const T* const* rows, Ahead<T>& ahead,
-                                   int64_t head_dim, float scale, float* scores) {
-  if (count == kRows) return score_panel<kRows, T>(q, rows, ahead, head_dim, scale, scores);
-  if constexpr (kRows > 1) scores_of_panel<T, kRows - 1>(count, q, rows, ahead, head_dim, scale, scores);
+                                   int64_t head_dim, float* scores) {
+  if (count == kRows) return score_panel<kRows, T>(q, rows, ahead, head_dim, scores);
+  if constexpr (kRows > 1) scores_of_panel<T, kRows - 1>(count, q, rows, ahead, head_dim, scores);
 }
 
 template <int kRows = kScoreRows>
-INFERX_INLINE void scores_of(int rows, const float* q, const float* panel, int64_t head_dim, float scale,
-                             float* scores) {
-  if (rows == kRows) return score_block<kRows>(q, panel, head_dim, scale, scores);
-  if constexpr (kRows > 1) scores_of<kRows - 1>(rows, q, panel, head_dim, scale, scores);
+INFERX_INLINE void scores_of(int rows, const float* q, const float* panel, int64_t head_dim, float* scores) {
+  if (rows == kRows) return score_block<kRows>(q, panel, head_dim, scores);
+  if constexpr (kRows > 1) scores_of<kRows - 1>(rows, q, panel, head_dim, scores);
 }
 
 template <int kVecs, class T, int kRows = kValueRows>
