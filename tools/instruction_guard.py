@@ -231,8 +231,9 @@ def run_steps(folder: Path) -> dict[str, str]:
         )
 
     def step() -> None:
-        for _ in engine.step():
-            pass
+        for _, output in engine.step():
+            if isinstance(output, Exception):
+                raise output
 
     def finish() -> None:
         while engine.has_work:

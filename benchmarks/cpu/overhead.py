@@ -39,8 +39,8 @@ def wrap_engine(watch: Stopwatch, engine: LLMEngine) -> None:
     watch.wrap(core.scheduler, "update", "scheduling")
     watch.wrap(runner_module, "build_batch", "batch building")
     watch.wrap(DecodeBatches, "build", "batch building")
-    watch.wrap(core.runner, "_forward", MODEL)
-    watch.wrap(core.model, "compute_logits", MODEL)
+    for name in ("forward", "forward_logits", "compute_logits"):
+        watch.wrap(core.model, name, MODEL)
     watch.wrap(core.runner.sampler, "launch", "sampling")  # type: ignore[attr-defined]
     watch.wrap(runner_module.LaunchedStep, "results", "sampling")
     watch.wrap(PendingSamples, "results", "sampling")
@@ -69,7 +69,9 @@ def profile(engine: LLMEngine, streams: int, prompt: int, new_tokens: int) -> di
             with watch.measuring() as parts:
                 moved = 0
                 for request_id, output in engine.step():
-                    texts[int(request_id.split()[1])] += output.outputs[0].text  # type: ignore[union-attr]
+                    if isinstance(output, Exception):
+                        raise output
+                    texts[int(request_id.split()[1])] += output.outputs[0].text
                     moved += 1
             tokens = [state.num_output_tokens for state in engine.core.scheduler.running]
             if moved == streams and len(tokens) == streams and min(tokens) > 2:

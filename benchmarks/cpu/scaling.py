@@ -125,22 +125,27 @@ def fill_cache(kv: Sequence[Sequence[torch.Tensor]]) -> None:
 
 @contextmanager
 def without_forward(engine: Any) -> Iterator[None]:
-    """Steps inside take no time in the model: hidden states are zeros and the KV cache is left as it is."""
-    runner, size = engine.core.runner, engine.core.model.config.hidden_size
+    """Steps inside take no time in the model: its results are zeros and the KV cache is left as it is."""
+    model = engine.core.model
     calls = 0
 
-    def forward(batch: Any, *_: Any) -> torch.Tensor:
+    def forward(input_ids: torch.Tensor, *_: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return torch.zeros(batch["input_ids"].shape[0], size)
+        return torch.zeros(input_ids.shape[0], model.config.hidden_size)
 
-    runner._forward = forward
+    def forward_logits(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.zeros(args[-1].shape[0], model.config.vocab_size)
+
+    model.forward, model.forward_logits = forward, forward_logits
     try:
         yield
     finally:
-        del runner._forward
+        del model.forward, model.forward_logits
     if not calls:
-        raise RuntimeError("the runner no longer calls its _forward: the prompts were computed")
+        raise RuntimeError("the engine no longer calls the model's forward: the prompts were computed")
 
 
 def _cell(session: Session, batch: int, context: int) -> Cell:
@@ -157,8 +162,9 @@ def _cell(session: Session, batch: int, context: int) -> Cell:
         while any(seq.num_output_tokens == 0 for seq in engine.core.scheduler.running) or (
             len(engine.core.scheduler.running) < batch
         ):
-            for _ in engine.step():
-                pass
+            for _, output in engine.step():
+                if isinstance(output, Exception):
+                    raise output
     times: list[float] = []
     for number in range(steps):
         start = time.perf_counter()
