@@ -120,7 +120,9 @@ def main() -> int:
         )
     if args.json is not None:
         args.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 0
+    for error in record.get("errors", []):
+        print(error, file=sys.stderr)
+    return 0 if record.get("complete", True) else 1
 
 
 def _workloads(args: argparse.Namespace, machine: Machine, record: dict[str, Any]) -> None:
@@ -137,11 +139,14 @@ def _workloads(args: argparse.Namespace, machine: Machine, record: dict[str, Any
         contest.round(number, say)
         machine.probe()
     contest.check_answers()
+    if not contest.results(machine.limits):
+        raise ChildError(contest.errors[0])
     record["rounds"] = args.rounds
     record["workloads"] = contest.results(machine.limits)
     record["inferx"] = contest.about()
     record["peer_commands"] = {p.name: p.command for p in args.peer}
     record["errors"] = contest.errors
+    record["complete"] = contest.complete
 
 
 if __name__ == "__main__":

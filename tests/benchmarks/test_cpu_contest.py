@@ -137,6 +137,22 @@ def test_a_failing_peer_leaves_the_others(tmp_path: Path, ours: Ours) -> None:
     assert "out of memory" in contest.errors[0]
 
 
+def test_a_round_of_ours_that_fails_is_left_out(tmp_path: Path, ours: Ours) -> None:
+    contest = make(tmp_path, ["W1"], PEER)
+    contest.round(0, lambda _: None)
+    assert contest.complete
+    contest_module.run_child = fail  # type: ignore[assignment]  # the fixture puts it back
+    contest.round(1, lambda _: None)
+    result = contest.results(Limits(1e6, 1e6))["W1"]
+    assert result["peers"]["p"]["ratio"] == pytest.approx(110 / 55)
+    assert not contest.complete
+    assert contest.errors == ["inferx W1: out of memory"]
+
+
+def fail(order: dict[str, Any], timeout: float) -> dict[str, Any]:
+    raise ChildError("out of memory")
+
+
 def test_the_prefix_is_held_against_its_parts(tmp_path: Path, ours: Ours) -> None:
     contest = make(tmp_path, ["W6"], 'print(\'{"value": 20.0, "unit": "seconds"}\')')
     contest.round(0, lambda _: None)
