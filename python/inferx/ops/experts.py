@@ -8,7 +8,7 @@ import torch
 
 from inferx import _C
 from inferx.ops._lib import check_tensor, is_compiling
-from inferx.ops.linear import ALIGNMENT
+from inferx.ops._weight_memory import weight_memory
 
 __all__ = ["PackedExperts", "batched_linear", "fused_moe_packed", "pack_experts", "packed_experts_nbytes"]
 
@@ -38,9 +38,7 @@ class PackedExperts:
         self.shape = _check_shape("PackedExperts", shape)
         self.dtypes: tuple[str, ...] = tuple(dtypes)
         self.nbytes: int = packed_experts_nbytes(self.shape, self.dtypes)
-        memory = torch.empty(self.nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
-        start = -memory.data_ptr() % ALIGNMENT
-        self._buffer = memory[start : start + self.nbytes]
+        self._buffer = weight_memory(self.nbytes)
         self.handle = _C.make_experts(self._buffer, self.dtypes, *self.shape)
 
     def pack(self, expert: int, part: int, data: torch.Tensor) -> None:

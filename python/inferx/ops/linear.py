@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from inferx import _C
+from inferx.ops._weight_memory import weight_memory
 
 __all__ = ["AnyWeight", "DenseWeight", "PackedWeight", "linear", "pack_weight", "packed_nbytes"]
-
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 class PackedWeight:
@@ -96,9 +95,7 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
         raise ValueError(f"pack_weight: shape: expected (N, K), got {tuple(shape)}")
     n, k = shape
     nbytes = _C.packed_nbytes(dtype, n, k)
-    memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % ALIGNMENT
-    buffer = memory[start : start + nbytes]
+    buffer = weight_memory(nbytes)
     return PackedWeight(_C.pack_weight(buffer, data, dtype, n, k), buffer)
 
 
