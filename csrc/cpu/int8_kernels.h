@@ -28,9 +28,10 @@ struct Int8Kernels {
   int panel_rows;  // most rows in a panel
   // x: where each of the panel's rows is, `groups` groups of each.
   void (*quantize)(const float* const* x, int rows, int64_t groups, const QuantizedPanel& out);
-  // totals[row][kTileColumns] = rows of panels [first, last) times one tile.
+  // totals[row][kTileColumns] = rows of panels [first, last) times one tile.  next: what will be read after
+  // it, about as much, or null.
   void (*multiply)(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight,
-                   int64_t tile, float* totals);
+                   int64_t tile, const uint8_t* next, float* totals);
   // out[r][c] = totals[r][c] + bias[c] for `columns` columns of a tile; bias may be null.
   void (*write)(const float* totals, int64_t rows, int64_t columns, const float* bias, float* out,
                 int64_t out_stride);

@@ -30,7 +30,8 @@ int64_t grain_of(int64_t work_per_item, int64_t alone, int64_t in_team) {
   return std::max<int64_t>(1, (Team::current() ? in_team : alone) / std::max<int64_t>(1, work_per_item));
 }
 
-// Calls body(first, last, tile) for blocks of panels and tiles, in parallel.
+// Calls body(first, last, tile, next) for blocks of panels and tiles, in parallel; `next` is the tile that
+// the thread will most likely take after it, -1 when it is none of this product.
 template <class Body>
 void for_blocks(const QuantizedRows& x, int64_t tiles, int64_t columns, const Body& body) {
   if (x.rows == 0) return;
@@ -41,9 +42,11 @@ void for_blocks(const QuantizedRows& x, int64_t tiles, int64_t columns, const Bo
   const int64_t rows = std::max<int64_t>(4, x.rows / blocks);
   parallel_for(blocks * tiles, grain_of(rows * x.k * columns, kProductsPerThread, kProductsInTeam),
                [&](int64_t begin, int64_t end) {
+                 const int64_t range_end = Team::range_end(end);
                  for (int64_t item = begin; item < end; ++item) {
                    const int64_t block = item / tiles;
-                   body(x.panels * block / blocks, x.panels * (block + 1) / blocks, item % tiles);
+                   const int64_t next = item + 1 < range_end ? (item + 1) % tiles : -1;
+                   body(x.panels * block / blocks, x.panels * (block + 1) / blocks, item % tiles, next);
                  }
                });
 }
@@ -87,13 +90,15 @@ void rms_norm_quantize(const NormQuantizeParams& p) {
 
 void linear_int8(const LinearInt8Params& p) {
   const Int8Kernels& kernels = int8_kernels();
-  for_blocks(p.x, p.weight.tiles(), kTileColumns, [&](int64_t first, int64_t last, int64_t tile) {
-    alignas(64) float totals[kInt8RowsPerCall * kTileColumns];
-    kernels.multiply(p.x, first, last, p.weight, tile, totals);
-    const int64_t row = p.x.start(first), column = tile * kTileColumns;
-    kernels.write(totals, p.x.start(last) - row, std::min<int64_t>(kTileColumns, p.weight.n - column),
-                  p.bias ? p.bias + column : nullptr, p.out + row * p.out_stride + column, p.out_stride);
-  });
+  for_blocks(
+      p.x, p.weight.tiles(), kTileColumns, [&](int64_t first, int64_t last, int64_t tile, int64_t next) {
+        alignas(64) float totals[kInt8RowsPerCall * kTileColumns];
+        const uint8_t* ahead = next >= 0 ? p.weight.tile(next) : Team::upcoming().begin;
+        kernels.multiply(p.x, first, last, p.weight, tile, ahead, totals);
+        const int64_t row = p.x.start(first), column = tile * kTileColumns;
+        kernels.write(totals, p.x.start(last) - row, std::min<int64_t>(kTileColumns, p.weight.n - column),
+                      p.bias ? p.bias + column : nullptr, p.out + row * p.out_stride + column, p.out_stride);
+      });
 }
 
 void gate_up_int8(const GateUpInt8Params& p) {
@@ -101,16 +106,17 @@ void gate_up_int8(const GateUpInt8Params& p) {
   const Int8Kernels& kernels = int8_kernels();
   const ActivationKernels& activation = activation_kernels();
   const int64_t tiles = p.out.k / kTileColumns;
-  for_blocks(p.x, tiles, 2 * kTileColumns, [&](int64_t first, int64_t last, int64_t tile) {
+  for_blocks(p.x, tiles, 2 * kTileColumns, [&](int64_t first, int64_t last, int64_t tile, int64_t next) {
     alignas(64) float gate[kInt8RowsPerCall * kTileColumns];
     alignas(64) float up[kInt8RowsPerCall * kTileColumns];
     const int64_t first_row = p.x.start(first), rows = p.x.start(last) - first_row;
-    const auto product = [&](int64_t at, float* to) {
-      kernels.multiply(p.x, first, last, p.weight, at, to);
+    const uint8_t* upcoming = Team::upcoming().begin;
+    const auto product = [&](int64_t at, const uint8_t* ahead, float* to) {
+      kernels.multiply(p.x, first, last, p.weight, at, ahead, to);
       if (p.bias) kernels.write(to, rows, kTileColumns, p.bias + at * kTileColumns, to, kTileColumns);
     };
-    product(tile, gate);
-    product(tiles + tile, up);
+    product(tile, next >= 0 ? p.weight.tile(next) : upcoming, gate);
+    product(tiles + tile, next >= 0 ? p.weight.tile(tiles + next) : nullptr, up);
     activation.activate_and_mul_row(p.activation, DType::f32, gate, gate, up, rows * kTileColumns);
     for (int64_t i = first; i < last; ++i) {
       const int64_t start = p.x.start(i);

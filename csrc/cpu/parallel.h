@@ -62,7 +62,7 @@ void run_with_team(const Work& work) {
     if (omp_get_thread_num() == 0) {
       team.lead(omp_get_num_threads(), work);
     } else {
-      team.stand_by();
+      team.stand_by(omp_get_thread_num());
     }
   }
 }

@@ -14,6 +14,7 @@
 namespace inferx::cpu {
 namespace {
 
+constexpr int64_t kFewTokens = 64;
 constexpr int64_t kElementsPerThread = 16384;  // of what is read, changed and written once
 
 // Floats of a whole number of cache lines.
@@ -107,6 +108,7 @@ void StepProgram::linear(Columns x, const PackedWeight& weight, const float* bia
 }
 
 void StepProgram::linear_int8(int64_t x, const PackedWeight& weight, const float* bias, Columns out) {
+  reads(weight);
   ops_.push_back([=](const StepProgram& p, const StepInputs&) {
     cpu::linear_int8({p.quantized_[x], weight, bias, p.at(out), p.stride(out)});
   });
@@ -121,6 +123,9 @@ void StepProgram::activate_and_mul(const GatedActivation& f, Columns x, Columns 
 
 void StepProgram::gate_up_int8(int64_t x, const PackedWeight& weight, const float* bias,
                                const GatedActivation& f, int64_t out) {
+  PackedWeight gate = weight;  // the first half: what a thread begins with
+  gate.n /= 2;
+  reads(gate);
   ops_.push_back([=](const StepProgram& p, const StepInputs&) {
     cpu::gate_up_int8({p.quantized_[x], weight, bias, f, p.quantized_[out]});
   });
@@ -202,6 +207,7 @@ void StepProgram::attention(Columns query, const StepAttention& a, Columns out) 
 }
 
 void StepProgram::head(const PackedWeight& weight, bool int8) {
+  reads(weight);
   head_k_ = weight.k;
   head_int8_ = int8;
   head_ = [=](const StepProgram& p, const StepInputs& in) {
@@ -216,6 +222,23 @@ void StepProgram::head(const PackedWeight& weight, bool int8) {
       cpu::linear({to.data, in.num_logits, to.stride, weight, nullptr, in.logits, in.logits_stride});
     }
   };
+}
+
+void StepProgram::reads(const PackedWeight& weight) {
+  reads_.push_back({ops_.size(), weight.data, weight.tiles(), weight.tile_bytes()});
+}
+
+// Says which weight is read after `op`: between products, and while others finish, memory would be idle.
+void StepProgram::announce_after(size_t op) const {
+  Team* team = Team::current();
+  if (!team) return;
+  const auto next = std::upper_bound(reads_.begin(), reads_.end(), op,
+                                     [](size_t at, const Read& read) { return at < read.op; });
+  if (next != reads_.end()) {
+    team->announce(next->data, next->items, next->item_bytes);
+  } else {
+    team->announce(nullptr, 0, 0);
+  }
 }
 
 // Gives every buffer its memory.
@@ -249,7 +272,13 @@ void StepProgram::run(const StepInputs& inputs) {
   std::exception_ptr failure;  // out of memory: the team's threads are to be let go first
   run_with_team([&] {
     try {
-      for (const Op& op : ops_) op(*this, inputs);
+      // With many tokens the processor has more to do than memory.
+      const bool announces = inputs.num_tokens <= kFewTokens;
+      for (size_t i = 0; i < ops_.size(); ++i) {
+        if (announces) announce_after(i);
+        ops_[i](*this, inputs);
+      }
+      if (announces) announce_after(ops_.size());
       if (inputs.num_logits > 0) head_(*this, inputs);
     } catch (...) {
       failure = std::current_exception();

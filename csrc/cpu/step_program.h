@@ -122,7 +122,18 @@ class StepProgram {
 
   std::vector<Placed> widths_, quantized_widths_;
   int64_t num_slots_ = 0;
+  // A weight that an op reads, cut into `items`.
+  struct Read {
+    size_t op;
+    const uint8_t* data;
+    int64_t items, item_bytes;
+  };
+
+  void reads(const PackedWeight& weight);  // the next op to be recorded
+  void announce_after(size_t op) const;
+
   std::vector<Op> ops_;
+  std::vector<Read> reads_;
   Op head_;
   int64_t head_k_ = 0;
   bool head_int8_ = false;

@@ -19,35 +19,35 @@ void multiply_panel(int rows, const QuantizedPanel& x, const uint8_t* tile, int6
 
 template <WeightFormat format>
 void multiply_format(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight,
-                     int64_t tile, float* totals) {
+                     int64_t tile, const uint8_t* next, float* totals) {
   const int64_t blocks = weight.blocks(), bytes = blocks * block_bytes(format), first_row = x.start(first);
   const uint8_t* data = weight.data + tile * bytes;
   int64_t steps = 0;
   for (int64_t i = first; i < last; ++i)
     steps += blocks * passes(static_cast<int>(x.start(i + 1) - x.start(i)));
-  NextTile next(data, bytes, steps);
+  NextTile ahead(next, bytes, steps);
   for (int64_t i = first; i < last; ++i) {
     const int64_t start = x.start(i);
-    multiply_panel<format>(static_cast<int>(x.start(i + 1) - start), panel_of(x, i), data, blocks, next,
+    multiply_panel<format>(static_cast<int>(x.start(i + 1) - start), panel_of(x, i), data, blocks, ahead,
                            totals + (start - first_row) * kTileColumns);
   }
 }
 
 template <int index = 0>
 void dispatch(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight, int64_t tile,
-              float* totals) {
+              const uint8_t* next, float* totals) {
   if constexpr (index < kWeightFormats) {
     constexpr auto format = static_cast<WeightFormat>(index);
     if constexpr (!is_float(format)) {
-      if (weight.format == format) return multiply_format<format>(x, first, last, weight, tile, totals);
+      if (weight.format == format) return multiply_format<format>(x, first, last, weight, tile, next, totals);
     }
-    dispatch<index + 1>(x, first, last, weight, tile, totals);
+    dispatch<index + 1>(x, first, last, weight, tile, next, totals);
   }
 }
 
 void multiply(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight, int64_t tile,
-              float* totals) {
-  dispatch(x, first, last, weight, tile, totals);
+              const uint8_t* next, float* totals) {
+  dispatch(x, first, last, weight, tile, next, totals);
 }
 
 void write(const float* totals, int64_t rows, int64_t columns, const float* bias, float* out,

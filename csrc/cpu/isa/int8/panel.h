@@ -27,12 +27,13 @@ constexpr int vectors_at_once(int rows) {
 // How often a panel goes through the tile.
 constexpr int passes(int rows) { return kTileColumns / kLanes / vectors_at_once(rows); }
 
-// Asks for the tile behind the one at hand, evenly spread over the work on this one: a thread's tiles follow
-// each other, and memory is then as busy with many rows as with one.
+// Asks for the tile that comes after the one at hand, evenly spread over the work on this one: memory is then
+// as busy with many rows as with one.
 class NextTile {
  public:
+  // tile: null for none.
   NextTile(const uint8_t* tile, int64_t bytes, int64_t steps)
-      : line_(tile + bytes), rate_(bytes * kOne / (64 * steps)) {}
+      : line_(tile), rate_(tile ? bytes * kOne / (64 * steps) : 0) {}
 
   INFERX_INLINE void step() {
     for (due_ += rate_; due_ >= kOne; due_ -= kOne, line_ += 64) __builtin_prefetch(line_);
