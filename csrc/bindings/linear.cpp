@@ -19,10 +19,15 @@ int64_t packed_nbytes(const std::string& dtype, int64_t n, int64_t k) {
 }
 
 WeightHandle pack_weight(const py::object& buffer, const TensorRef& data, const std::string& dtype, int64_t n,
-                         int64_t k) {
+                         int64_t k, bool halves_alternate) {
   constexpr const char* op = "pack_weight";
   WeightHandle handle{describe_weight(op, dtype, n, k), buffer};
   cpu::PackedWeight& weight = handle.weight;
+  if (halves_alternate && n % (2 * cpu::kTileColumns) != 0) {
+    throw py::value_error("pack_weight: halves_alternate: expected a number of rows that is a multiple of " +
+                          std::to_string(2 * cpu::kTileColumns) + ", got " + std::to_string(n));
+  }
+  weight.halves_alternate = halves_alternate;
   const int64_t row_bytes = check_source(op, data, weight);
   TensorRef memory;
   load_buffer(op, buffer, weight.nbytes(), memory);
@@ -143,7 +148,7 @@ void bind_linear(py::module_& m) {
       .def_property_readonly("nbytes", [](const WeightHandle& w) { return w.weight.nbytes(); });
   m.def("packed_nbytes", &packed_nbytes, py::arg("dtype"), py::arg("n"), py::arg("k"));
   m.def("pack_weight", &pack_weight, py::arg("buffer"), py::arg("data"), py::arg("dtype"), py::arg("n"),
-        py::arg("k"));
+        py::arg("k"), py::arg("halves_alternate") = false);
   m.def("linear", &linear, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"),
         py::arg("int8") = false);
   m.def("embedding", &embedding, py::arg("out"), py::arg("ids"), py::arg("weight"));

@@ -15,8 +15,8 @@ INFERX_SELECT_KERNELS(AttentionKernels, attention_kernels)
 
 namespace {
 
-// Multiply-adds (some 20 us) below which waking another thread costs more than it saves.
-constexpr double kMinWorkPerThread = 1 << 20;
+// Multiply-adds (some 20 us) below which waking another thread costs more than it saves; a team is awake.
+constexpr double kMinWorkPerThread = 1 << 20, kMinWorkInTeam = 1 << 16;
 constexpr size_t kAlignment = 64;
 // Kept between calls up to this size; a step makes one call per layer, and fresh pages cost more than the
 // kernel on small ones.
@@ -66,7 +66,8 @@ void paged_attention(const AttentionParams& params) {
   AttentionPlan plan = plan_attention(params, threads);
   if (plan.items.empty()) return;
   const double work = plan.cost * static_cast<double>(params.head_dim + params.value_dim) / 2;
-  threads = std::clamp(static_cast<int>(std::min(work / kMinWorkPerThread, 1e6)), 1, threads);
+  const double least = Team::current() ? kMinWorkInTeam : kMinWorkPerThread;
+  threads = std::clamp(static_cast<int>(std::min(work / least, 1e6)), 1, threads);
 
   thread_local Workspace workspace;  // of the calling thread, for all workers
   const int64_t scratch_floats =

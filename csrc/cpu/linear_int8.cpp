@@ -115,8 +115,8 @@ void gate_up_int8(const GateUpInt8Params& p) {
       kernels.multiply(p.x, first, last, p.weight, at, ahead, to);
       if (p.bias) kernels.write(to, rows, kTileColumns, p.bias + at * kTileColumns, to, kTileColumns);
     };
-    product(tile, next >= 0 ? p.weight.tile(next) : upcoming, gate);
-    product(tiles + tile, next >= 0 ? p.weight.tile(tiles + next) : nullptr, up);
+    product(tile, p.weight.tile(tiles + tile), gate);
+    product(tiles + tile, next >= 0 ? p.weight.tile(next) : upcoming, up);
     activation.activate_and_mul_row(p.activation, DType::f32, gate, gate, up, rows * kTileColumns);
     for (int64_t i = first; i < last; ++i) {
       const int64_t start = p.x.start(i);

@@ -235,7 +235,7 @@ void pack_weight(const uint8_t* source, int64_t row_stride, const PackedWeight& 
       const int64_t first = tile * kTileColumns;
       const int columns = static_cast<int>(std::min<int64_t>(kTileColumns, w.n - first));
       const uint8_t* rows = source + first * row_stride;
-      uint8_t* out = packed + tile * w.tile_bytes();
+      uint8_t* out = packed + w.tile_offset(tile);
       if (!is_float(w.format)) {
         pack_quantised_tile(rows, row_stride, columns, w, out);
       } else if (w.format == WeightFormat::f32) {

@@ -109,12 +109,20 @@ struct PackedWeight {
   WeightFormat format = WeightFormat::f32;
   int64_t n = 0, k = 0;
   const uint8_t* data = nullptr;
+  // Tiles of the upper and the lower half of an even number alternate in memory: whoever needs gate and up
+  // columns together then reads one stream.
+  bool halves_alternate = false;
 
   int64_t tiles() const { return (n + kTileColumns - 1) / kTileColumns; }
   int64_t blocks() const { return (k + traits_of(format).block - 1) / traits_of(format).block; }
   int64_t tile_bytes() const { return blocks() * block_bytes(format); }
   int64_t nbytes() const { return tiles() * tile_bytes(); }
-  const uint8_t* tile(int64_t index) const { return data + index * tile_bytes(); }
+  int64_t tile_offset(int64_t index) const {
+    const int64_t half = tiles() / 2;
+    const int64_t at = !halves_alternate ? index : index < half ? 2 * index : 2 * (index - half) + 1;
+    return at * tile_bytes();
+  }
+  const uint8_t* tile(int64_t index) const { return data + tile_offset(index); }
 };
 
 // The format of a GGML type name or F32, F16, BF16.  False: not supported.

@@ -123,9 +123,7 @@ void StepProgram::activate_and_mul(const GatedActivation& f, Columns x, Columns 
 
 void StepProgram::gate_up_int8(int64_t x, const PackedWeight& weight, const float* bias,
                                const GatedActivation& f, int64_t out) {
-  PackedWeight gate = weight;  // the first half: what a thread begins with
-  gate.n /= 2;
-  reads(gate);
+  reads(weight, weight.halves_alternate ? 2 : 1);
   ops_.push_back([=](const StepProgram& p, const StepInputs&) {
     cpu::gate_up_int8({p.quantized_[x], weight, bias, f, p.quantized_[out]});
   });
@@ -224,8 +222,9 @@ void StepProgram::head(const PackedWeight& weight, bool int8) {
   };
 }
 
-void StepProgram::reads(const PackedWeight& weight) {
-  reads_.push_back({ops_.size(), weight.data, weight.tiles(), weight.tile_bytes()});
+void StepProgram::reads(const PackedWeight& weight, int64_t tiles_per_item) {
+  reads_.push_back(
+      {ops_.size(), weight.data, weight.tiles() / tiles_per_item, weight.tile_bytes() * tiles_per_item});
 }
 
 // Says which weight is read after `op`: between products, and while others finish, memory would be idle.

@@ -129,7 +129,7 @@ class StepProgram {
     int64_t items, item_bytes;
   };
 
-  void reads(const PackedWeight& weight);  // the next op to be recorded
+  void reads(const PackedWeight& weight, int64_t tiles_per_item = 1);  // the next op to be recorded
   void announce_after(size_t op) const;
 
   std::vector<Op> ops_;

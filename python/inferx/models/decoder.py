@@ -143,7 +143,7 @@ class Decoder:
         hidden = self.config.hidden_size
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         return MLP(
-            gate_up=weights.linear(names, [size] * 2, hidden, bias=bias),
+            gate_up=weights.linear(names, [size] * 2, hidden, bias=bias, gated=True),
             down=weights.single(f"{prefix}.down_proj", hidden, size, bias=bias),
             activation=GATED_ACTIVATIONS[self.config.hidden_act],
         )

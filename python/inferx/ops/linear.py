@@ -76,7 +76,9 @@ AnyWeight = PackedWeight | DenseWeight
 _DENSE_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedWeight:
+def pack_weight(
+    data: torch.Tensor, dtype: str, shape: Sequence[int], *, halves_alternate: bool = False
+) -> PackedWeight:
     """Repacks a weight matrix for :func:`linear` and :func:`inferx.ops.embedding`.
 
     Holds ``data`` and the packed copy at the same time, and nothing more.
@@ -87,6 +89,8 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
         dtype: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4.
         shape: (N, K), any sizes for the float types, K a multiple of the block (32, or 256 for the K types)
             for the others.
+        halves_alternate: lay tiles of the first and the second half of the rows (gate and up) alternately, N
+            a multiple of 64: an op that needs both together reads one stream.  No result changes.
 
     Raises:
         ValueError: an unknown type, or data that does not fit type and shape.
@@ -96,7 +100,7 @@ def pack_weight(data: torch.Tensor, dtype: str, shape: Sequence[int]) -> PackedW
     n, k = shape
     nbytes = _C.packed_nbytes(dtype, n, k)
     buffer = weight_memory(nbytes)
-    return PackedWeight(_C.pack_weight(buffer, data, dtype, n, k), buffer)
+    return PackedWeight(_C.pack_weight(buffer, data, dtype, n, k, halves_alternate), buffer)
 
 
 def packed_nbytes(dtype: str, shape: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ template <WeightFormat format>
 void multiply_format(const QuantizedRows& x, int64_t first, int64_t last, const PackedWeight& weight,
                      int64_t tile, const uint8_t* next, float* totals) {
   const int64_t blocks = weight.blocks(), bytes = blocks * block_bytes(format), first_row = x.start(first);
-  const uint8_t* data = weight.data + tile * bytes;
+  const uint8_t* data = weight.tile(tile);
   int64_t steps = 0;
   for (int64_t i = first; i < last; ++i)
     steps += blocks * passes(static_cast<int>(x.start(i + 1) - x.start(i)));
