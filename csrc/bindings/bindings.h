@@ -10,7 +10,7 @@ void bind_activation(pybind11::module_& m);
 void bind_rotary(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);  // sample_tokens, apply_logits_processors, token_logprobs
 void bind_copy_blocks(pybind11::module_& m);
-void bind_mla(pybind11::module_& m);        // concat_and_cache_mla, mla_attention
+void bind_mla(pybind11::module_& m);  // concat_and_cache_mla, mla_attention
 void bind_step_program(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);     // pack_weight, linear, embedding
 void bind_experts(pybind11::module_& m);    // pack_expert, fused_moe_packed, batched_linear
