@@ -44,29 +44,62 @@ INFERX_INLINE void store_codes(const S (&code)[kGroupVectors], uint8_t* bytes) {
 #endif
 }
 
-// Bits of the largest magnitude: ordered as the numbers are, with NaN above infinity, so that neither is
-// lost.
+// Combines the lanes, halves by halves.
+template <class Combine>
+INFERX_INLINE int32_t across_lanes(S v, const Combine& combine) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256i eight = combine(_mm512_castsi512_si256((__m512i)v), _mm512_extracti64x4_epi64((__m512i)v, 1));
+#else
+  const __m256i eight = (__m256i)v;
+#endif
+  __m128i four =
+      _mm256_castsi256_si128(combine(eight, _mm256_castsi128_si256(_mm256_extracti128_si256(eight, 1))));
+  four = _mm256_castsi256_si128(
+      combine(_mm256_castsi128_si256(four), _mm256_castsi128_si256(_mm_shuffle_epi32(four, 0x0e))));
+  four = _mm256_castsi256_si128(
+      combine(_mm256_castsi128_si256(four), _mm256_castsi128_si256(_mm_shuffle_epi32(four, 0x01))));
+  return _mm_cvtsi128_si32(four);
+#else
+  int32_t lane[kLanes];
+  std::memcpy(lane, &v, sizeof v);
+  for (int i = 1; i < kLanes; ++i) lane[0] = combine(lane[0], lane[i]);
+  return lane[0];
+#endif
+}
+
+struct Larger {
+#if defined(__AVX2__)
+  INFERX_INLINE __m256i operator()(__m256i a, __m256i b) const { return _mm256_max_epi32(a, b); }
+#else
+  INFERX_INLINE int32_t operator()(int32_t a, int32_t b) const { return a > b ? a : b; }
+#endif
+};
+struct Added {
+#if defined(__AVX2__)
+  INFERX_INLINE __m256i operator()(__m256i a, __m256i b) const { return _mm256_add_epi32(a, b); }
+#else
+  INFERX_INLINE int32_t operator()(int32_t a, int32_t b) const { return a + b; }
+#endif
+};
+
+// By its bits: ordered as the numbers are, with NaN above infinity, so that neither is lost.
 INFERX_INLINE float largest_magnitude(const F (&x)[kGroupVectors]) {
   S most = {};
   for (int v = 0; v < kGroupVectors; ++v) {
     const S bits = (S)((I)x[v] & 0x7fffffff);
     most = bits > most ? bits : most;
   }
-  int32_t lane[kLanes], largest = 0;
-  std::memcpy(lane, &most, sizeof most);
-  for (int i = 0; i < kLanes; ++i) largest = lane[i] > largest ? lane[i] : largest;
+  const int32_t largest = across_lanes(most, Larger());
   float value;
   std::memcpy(&value, &largest, sizeof value);
   return value;
 }
 
 INFERX_INLINE int32_t add_up(const S* code, int vectors) {
-  S sum = {};
-  for (int v = 0; v < vectors; ++v) sum += code[v];
-  int32_t lane[kLanes], total = 0;
-  std::memcpy(lane, &sum, sizeof sum);
-  for (int i = 0; i < kLanes; ++i) total += lane[i];
-  return total;
+  S sum = code[0];
+  for (int v = 1; v < vectors; ++v) sum += code[v];
+  return across_lanes(sum, Added());
 }
 
 // Row `row` of `rows`, one group.
