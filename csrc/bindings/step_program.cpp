@@ -61,17 +61,18 @@ cpu::GatedActivation gated_activation(const char* op, const std::string& name) {
 
 class Program {
  public:
-  explicit Program(int64_t out_width) : program_(positive("StepProgram", "out_width", out_width)) {}
+  explicit Program(int64_t out_width) : program_(width_of("StepProgram", "out_width", out_width)) {}
 
   int64_t add_buffer(int64_t width, int64_t slot) {
     check_idle();
-    if (slot < 0) fail_expected("add_buffer", "slot", "a number from 0 on", std::to_string(slot));
-    return program_.add_buffer(positive("add_buffer", "width", width), slot);
+    number("add_buffer", "slot", slot);
+    return program_.add_buffer(width_of("add_buffer", "width", width), slot);
   }
 
   int64_t add_quantized(int64_t k, int64_t slot) {
     check_idle();
-    if (slot < 0) fail_expected("add_quantized", "slot", "a number from 0 on", std::to_string(slot));
+    number("add_quantized", "slot", slot);
+    width_of("add_quantized", "k", k);
     if (k < 1 || k % cpu::kGroup != 0) {
       fail_expected("add_quantized", "k", "a positive multiple of 32", std::to_string(k));
     }
@@ -182,7 +183,7 @@ class Program {
       fail_expected(op, "head_dim", "a number that divides the widths of query and key",
                     std::to_string(head_dim));
     }
-    if (rotary < 0) fail_expected(op, "rotary", "a number from 0 on", std::to_string(rotary));
+    number(op, "rotary", rotary);
     need_layer(op, layer, k.width / head_dim, head_dim);
     const auto size = static_cast<size_t>(rotary) + 1;
     if (rotary_limits_.size() < size) rotary_limits_.resize(size, std::numeric_limits<int64_t>::max());
@@ -259,9 +260,15 @@ class Program {
     in.seq_lens = seq_lens.ptr<int32_t>();
     in.out = out.ptr<float>();
     in.out_stride = out.stride(0);
+    TensorRef row_list, logits_out;
+    const bool wants_logits = load_optional(op, "logits_rows", logits_rows, row_list);
+    if (load_optional(op, "logits", logits, logits_out) != wants_logits) {
+      fail_argument(op, "logits", "expected together with logits_rows, or neither");
+    }
+    const TensorRef* written = wants_logits ? &logits_out : nullptr;  // besides `out`
     std::vector<py::object> held;  // what lists hold, should another thread change them
-    bind_rotaries(op, rotaries, out, tokens, held, in);
-    bind_caches(op, caches, out, held);
+    bind_rotaries(op, rotaries, out, written, tokens, held, in);
+    bind_caches(op, caches, out, written, held);
     if (!layers_.empty()) {
       const cpu::StepCache& cache = program_.caches.front();
       check_slots(op, slot_mapping, cache.num_blocks * cache.block_size);
@@ -277,11 +284,13 @@ class Program {
       lists.window = widest_window_ == INT64_MAX ? 0 : widest_window_;
       check_block_ids(op, lists, cache.num_blocks);
     }
-    TensorRef row_list, logits_out;
-    if (load_optional(op, "logits_rows", logits_rows, row_list)) {
-      if (!load_optional(op, "logits", logits, logits_out)) {
-        fail_expected(op, "logits", "a tensor beside logits_rows", "None");
-      }
+    if (wants_logits) {
+      check_disjoint(op, "logits", logits_out,
+                     {{"input_ids", &ids},
+                      {"slot_mapping", &slot_mapping},
+                      {"block_tables", &block_tables},
+                      {"cu_seqlens_q", &cu_seqlens_q},
+                      {"seq_lens", &seq_lens}});
       bind_logits(op, row_list, logits_out, out, in);
     }
     py::gil_scoped_release nogil;
@@ -301,6 +310,21 @@ class Program {
 
   static int64_t positive(const char* op, const char* name, int64_t value) {
     if (value < 1) fail_expected(op, name, "a positive number", std::to_string(value));
+    return value;
+  }
+
+  // Sizes are multiplied with numbers of tokens, and numbers become sizes of tables.
+  static constexpr int64_t kWidest = int64_t{1} << 28, kMostNumbers = 1 << 16;
+  static int64_t width_of(const char* op, const char* name, int64_t value) {
+    if (positive(op, name, value) > kWidest) {
+      fail_expected(op, name, "at most " + std::to_string(kWidest), std::to_string(value));
+    }
+    return value;
+  }
+  static int64_t number(const char* op, const char* name, int64_t value) {
+    if (value < 0 || value >= kMostNumbers) {
+      fail_expected(op, name, "0 to " + std::to_string(kMostNumbers - 1), std::to_string(value));
+    }
     return value;
   }
 
@@ -360,7 +384,7 @@ class Program {
   }
 
   void need_layer(const char* op, int64_t layer, int64_t heads, int64_t head_dim) {
-    if (layer < 0) fail_expected(op, "layer", "a number from 0 on", std::to_string(layer));
+    number(op, "layer", layer);
     if (layers_.size() <= static_cast<size_t>(layer)) layers_.resize(layer + 1);
     LayerNeeds& needs = layers_[layer];
     if (needs.head_dim != 0 && (needs.num_kv_heads != heads || needs.head_dim != head_dim)) {
@@ -397,8 +421,9 @@ class Program {
     held.push_back(item);
   }
 
-  void bind_rotaries(const char* op, const py::sequence& rotaries, const TensorRef& out, Sym& tokens,
-                     std::vector<py::object>& held, cpu::StepInputs& in) const {
+  void bind_rotaries(const char* op, const py::sequence& rotaries, const TensorRef& out,
+                     const TensorRef* logits, Sym& tokens, std::vector<py::object>& held,
+                     cpu::StepInputs& in) const {
     if (rotaries.size() != rotary_limits_.size()) {
       fail_expected(op, "rotaries", std::to_string(rotary_limits_.size()) + " pairs of index and table",
                     std::to_string(rotaries.size()));
@@ -418,12 +443,15 @@ class Program {
       }
       check_disjoint(op, "out", out, {{"positions", &index}, {"cos_sin_cache", &table}});
       check_positions(op, index, rows.value);
+      if (logits) {
+        check_disjoint(op, "logits", *logits, {{"positions", &index}, {"cos_sin_cache", &table}});
+      }
       in.rotaries.push_back(
           {index.ptr<int64_t>(), index.stride(0), table.ptr<float>(), table.stride(0), rot_dim.value});
     }
   }
 
-  void bind_caches(const char* op, const py::sequence& caches, const TensorRef& out,
+  void bind_caches(const char* op, const py::sequence& caches, const TensorRef& out, const TensorRef* logits,
                    std::vector<py::object>& held) {
     if (caches.size() != layers_.size()) {
       fail_expected(op, "kv", std::to_string(layers_.size()) + " layers' caches",
@@ -456,6 +484,7 @@ class Program {
                       shape_string(keys));
       }
       check_disjoint(op, "out", out, {{"keys", &keys}, {"values", &values}});
+      if (logits) check_disjoint(op, "logits", *logits, {{"keys", &keys}, {"values", &values}});
       needs.keys = k;
       needs.values = v;
     }

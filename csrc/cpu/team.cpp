@@ -123,7 +123,7 @@ void Team::stand_by(int rank) {
     const uint32_t job = number_.load(std::memory_order_acquire);
     if (job == kDismissed) return;
     if (job == seen) {
-      wait.round(upcoming_of(rank));
+      wait.round(seen == 0 ? Stretch{} : upcoming_of(rank));
       continue;
     }
     work_on(job, rank);

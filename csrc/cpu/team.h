@@ -85,6 +85,7 @@ class Team {
   }
   Stretch upcoming_of(int rank) const;
 
+  // Set before the first job; members look at them once they have seen one.
   int threads_ = 1, ranges_ = 1;
   Range range_[kMostRanges];
   alignas(64) std::atomic<uint32_t> number_{0};  // of the job at hand

@@ -111,6 +111,41 @@ WRONG: dict[str, tuple[Callable[[StepProgram, Columns], object], str]] = {
 }
 
 
+HUGE = {
+    "buffer": lambda s, x: s._program.add_buffer(2**62, 0),
+    "slot": lambda s, x: s._program.add_buffer(64, 2**40),
+    "codes": lambda s, x: s._program.add_quantized(2**62, 0),
+    "rotary": lambda s, x: s.rope_and_cache(*s.take(48).split([16, 16, 16]), 8, 2**40, 0),
+    "layer": lambda s, x: s.attention(x, s.take(HIDDEN), 16, 1, 2**40, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_sizes_are_bounded(name: str) -> None:
+    step = StepProgram(HIDDEN)
+    with pytest.raises(ValueError, match=r"expected (at most|0 to)"):
+        HUGE[name](step, step.take(HIDDEN))
+
+
+def test_logits_overlap_nothing_and_come_with_their_rows() -> None:
+    table = weight(20, HIDDEN)
+    step = StepProgram(HIDDEN)
+    step.embedding(table, step.out)
+    step.head(table)
+    memory = torch.zeros(128)
+    ids = memory.view(torch.int64)[:2]
+    none = torch.empty(0, 0, dtype=torch.int32)
+    lists = (torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
+    arguments = (torch.empty(2, HIDDEN), ids, [], torch.full((2,), -1), none, *lists, [])
+    rows = torch.tensor([1])
+    with pytest.raises(ValueError, match="logits: expected memory apart from that of input_ids"):
+        step.run(*arguments, rows, memory[:20].view(1, 20))
+    with pytest.raises(ValueError, match="logits: expected together with logits_rows"):
+        step.run(*arguments, None, memory[64:84].view(1, 20))
+    step.run(*arguments, rows, memory[64:84].view(1, 20))
+    assert torch.equal(memory[64:84], ops.linear(ops.embedding(ids[1:], table), table)[0])
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_refused(name: str) -> None:
     record, message = WRONG[name]

@@ -122,7 +122,7 @@ INFERX_INLINE void quantize_group(const float* x, int row, int rows, const Quant
   out.scales[row] = scale;
   out.sums[2 * row] = static_cast<int16_t>(first);
   out.sums[2 * row + 1] = static_cast<int16_t>(second);
-  out.offsets[row] = scale * static_cast<float>(first + second);
+  out.offsets[row] = scale * (static_cast<float>(first) + static_cast<float>(second));
 }
 
 void quantize(const float* const* x, int rows, int64_t groups, const QuantizedPanel& out) {
