@@ -41,9 +41,9 @@ def test_prompts_come_in_four_forms(llm: LLM) -> None:
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "What is the capital of Germany?"}]
     (answer,) = llm.chat(question, GREEDY)
-    assert "Paris" in answer.outputs[0].text
+    assert "Berlin" in answer.outputs[0].text
     assert answer.outputs[0].finish_reason == "stop"
     two = llm.chat([question, [{"role": "user", "content": "Say hello."}]], GREEDY)
     assert two[0].outputs[0].text == answer.outputs[0].text

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.engine.core_harness import (
     Answer,
     assert_idle,
@@ -16,6 +18,7 @@ from tests.engine.core_harness import (
     save_tiny_llama,
     save_tiny_moe,
 )
+from tests.models_fixtures import smollm2_path
 
 from inferx.engine.core import EngineCore
 from inferx.engine.protocol import EngineRequest
@@ -63,9 +66,9 @@ def random_requests(rng: random.Random) -> list[EngineRequest]:
     return requests
 
 
-def alone(path: Path, requests: list[EngineRequest]) -> dict[tuple[str, int], Answer]:
+def alone(path: Path, requests: list[EngineRequest], **options: Any) -> dict[tuple[str, int], Answer]:
     """Each request by itself: one chunk, no cache, no company."""
-    core = make_core(path, enable_prefix_caching=False, max_num_batched_tokens=512)
+    core = make_core(path, enable_prefix_caching=False, max_num_batched_tokens=512, **options)
     answers: dict[tuple[str, int], Answer] = {}
     for r in requests:
         answers |= drive(core, [(0, r)]).answers
@@ -84,16 +87,26 @@ def test_random_mixes_of_experts(tmp_path: Path, seed: int, family: str, case: i
     check_random_mix(save_tiny_moe(tmp_path, family=family), random.Random(f"{seed}-{case}"))
 
 
-def check_random_mix(tiny: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("activations", ["auto", "float32"])
+def test_random_mixes_of_quantised_weights(seed: int, activations: str) -> None:
+    """SmolLM2: int8 activations beside a float16 cache, which is the default, and float32."""
+    path = smollm2_path()
+    core = make_core(path, activations=activations)
+    int8, dtype = core.model.placement.int8, core.runner.kv[0][0].dtype  # type: ignore[attr-defined]
+    assert (int8, dtype) == ((True, torch.float16) if activations == "auto" else (False, torch.float32))
+    check_random_mix(path, random.Random(seed), activations=activations)
+
+
+def check_random_mix(tiny: Path, rng: random.Random, **options: Any) -> None:
     requests = random_requests(rng)
-    expected = alone(tiny, requests)
+    expected = alone(tiny, requests, **options)
     cores: dict[str, EngineCore] = {
-        "batched": make_core(tiny),
-        "chunks of 16": make_core(tiny, max_num_batched_tokens=16),
+        "batched": make_core(tiny, **options),
+        "chunks of 16": make_core(tiny, max_num_batched_tokens=16, **options),
         "chunks of 37, blocks of 16": make_core(
-            tiny, max_num_batched_tokens=37, block_size=16, num_blocks=99
+            tiny, max_num_batched_tokens=37, block_size=16, num_blocks=99, **options
         ),
-        "tiny pool": make_core(tiny, num_blocks=24, max_num_batched_tokens=48),
+        "tiny pool": make_core(tiny, num_blocks=24, max_num_batched_tokens=48, **options),
     }
     seen = {"preemptions": 0, "hits": 0, "copies": 0}
     for core in cores.values():
