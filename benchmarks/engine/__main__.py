@@ -5,8 +5,9 @@
 decode N: N requests of 128 prompt tokens generate together; the rate is N tokens over the median time of
 the steps in which all of them decode.  Its floor is the time to read every packed weight (of experts: those
 that the step's tokens chose, counted in a pass of its own) and the keys and values of every request once, at
-the measured read bandwidth; with many requests arithmetic takes longer than that, and then its floor, at the
-measured float32 multiply-add peak, is the one that counts.
+the measured read bandwidth; with many requests arithmetic takes longer than that, and then its floor is the
+one that counts: attention at the measured float32 multiply-add peak, products at that too, or at the
+measured peak of 8-bit integers where activations are int8.
 prefill: one prompt of 2,000 tokens, one generated; the rate is prompt tokens over the time to the first
 token.
 
@@ -59,6 +60,11 @@ class Bench:
         probes = Probes(ops.build_info()["simd_target"])
         self.bandwidth = probes.read_bandwidth(args.threads)
         self.flops = probes.flops(args.threads)
+        # Of products, and what the table calls it.
+        self.product_rate, self.limit = self.flops, "float32"
+        int8_rate = probes.int8_operations(args.threads)
+        if self.engine.core.model.placement.int8 and int8_rate is not None:
+            self.product_rate, self.limit = int8_rate, "int8"
         self.experts = ExpertCounter(self.engine.core.model)
         self._number = 0
 
@@ -75,7 +81,7 @@ class Bench:
         context = PROMPT_TOKENS + NEW_TOKENS // 2
         info = self.engine.core.info
         read = info.weight_bytes - idle + count * context * info.kv_bytes_per_token
-        return self._figure(f"decode {count}", count, step, read, count * self._token_flops(context))
+        return self._figure(f"decode {count}", count, step, read, count * self._token_seconds(context))
 
     def _decode_pass(self, count: int) -> float:
         """The median time of a step."""
@@ -118,17 +124,17 @@ class Bench:
             times.append(time.perf_counter() - start)
         seconds = statistics.median(times)
         # The head is only needed for the last token.
-        operations = PREFILL_TOKENS * self._token_flops(PREFILL_TOKENS // 2, head=False)
+        arithmetic = PREFILL_TOKENS * self._token_seconds(PREFILL_TOKENS // 2, head=False)
         return self._figure(
             f"prefill {PREFILL_TOKENS}",
             PREFILL_TOKENS,
             seconds,
             self.engine.core.info.weight_bytes,
-            operations,
+            arithmetic,
         )
 
-    def _token_flops(self, context: int, head: bool = True) -> float:
-        """Multiply-adds count as two; projections, head and attention over ``context`` tokens."""
+    def _token_seconds(self, context: int, head: bool = True) -> float:
+        """At the peaks: projections, head and attention over ``context`` tokens."""
         model = self.engine.core.model
         c = model.config
         table = c.hidden_size * c.vocab_size
@@ -138,17 +144,18 @@ class Bench:
             attention = 2 * c.num_attention_heads * c.head_dim * context
         else:
             attention = c.num_attention_heads * (c.mla.cache_dim + c.mla.kv_lora_rank) * context
-        return 2.0 * (active - (0 if head else table) + c.num_hidden_layers * attention)
+        products = 2.0 * (active - (0 if head else table))  # multiply-adds count as two
+        return products / self.product_rate + 2.0 * c.num_hidden_layers * attention / self.flops
 
-    def _figure(self, name: str, tokens: int, seconds: float, read_bytes: float, operations: float) -> Figure:
-        memory, arithmetic = read_bytes / self.bandwidth, operations / self.flops
+    def _figure(self, name: str, tokens: int, seconds: float, read_bytes: float, arithmetic: float) -> Figure:
+        memory = read_bytes / self.bandwidth
         floor = max(memory, arithmetic)
         return Figure(
             name=name,
             tokens_per_second=tokens / seconds,
             measured_ms=seconds * 1e3,
             floor_ms=floor * 1e3,
-            limit="memory" if memory >= arithmetic else "float32",
+            limit="memory" if memory >= arithmetic else self.limit,
             share=floor / seconds,
         )
 
@@ -188,6 +195,7 @@ def main() -> None:
             "machine": _machine(),
             "read_bandwidth_gb_s": bench.bandwidth / 1e9,
             "float32_peak_gflop_s": bench.flops / 1e9,
+            "product_peak_gop_s": bench.product_rate / 1e9,
             "repeats": args.repeats,
             "figures": [asdict(f) for f in figures],
         }
