@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 2000
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help env build simt serve kernel-report instruction-check test lint format wheel-check bench clean
+.PHONY: help env build simt serve kernel-report instruction-check arm64-check test lint format wheel-check bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ kernel-report: build  ## registers, spills and instructions of the CUDA kernels 
 
 instruction-check: build  ## instructions of a decode step and a prefill chunk against the baseline (needs valgrind)
 	$(BIN)/python tools/instruction_guard.py $(ARGS)
+
+arm64-check:  ## compile the CPU kernels for arm64 and run their products under qemu (needs both)
+	tools/arm64_check.sh
 
 test: build simt  ## run all tests
 	$(BIN)/python -m pytest -q $(ARGS)
