@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_harness import Paged
+from model_harness import PagedRunner
 from tests.engine.core_harness import save_tiny_llama, save_tiny_moe
 
 from inferx.engine.args import EngineArgs
@@ -34,8 +34,7 @@ def linears(layer: object) -> list[Linear]:
 
 def log_probabilities(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
     """Of each token's successor, [tokens - 1]."""
-    paged = Paged(loaded.model, num_blocks=80, dtype=loaded.kv_dtype)
-    logits = paged.logits(tokens)
+    logits = PagedRunner(loaded.model, tokens=len(tokens), dtype=loaded.kv_dtype).whole(tokens)
     return logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0]
 
 
