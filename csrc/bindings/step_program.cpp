@@ -241,12 +241,12 @@ class Program {
     Arg(op, "out", out).last_dim_contiguous().not_self_overlapping();
     Arg(op, "slot_mapping", slot_mapping).dtype({DType::i64}).shape({tokens}).contiguous().on_cpu();
     check_batch_lists(op, out, block_tables, cu_seqlens_q, seq_lens);
-    check_disjoint(op, "out", out,
-                   {{"input_ids", &ids},
-                    {"slot_mapping", &slot_mapping},
-                    {"block_tables", &block_tables},
-                    {"cu_seqlens_q", &cu_seqlens_q},
-                    {"seq_lens", &seq_lens}});
+    const std::initializer_list<NamedTensor> lists = {{"input_ids", &ids},
+                                                      {"slot_mapping", &slot_mapping},
+                                                      {"block_tables", &block_tables},
+                                                      {"cu_seqlens_q", &cu_seqlens_q},
+                                                      {"seq_lens", &seq_lens}};
+    check_disjoint(op, "out", out, lists);
     check_ids(op, ids);
 
     cpu::StepInputs in{};
@@ -274,23 +274,18 @@ class Program {
       check_slots(op, slot_mapping, cache.num_blocks * cache.block_size);
       check_lengths(op, in.cu_seqlens_q, in.seq_lens, in.batch, in.num_tokens,
                     block_tables.size(1) * cache.block_size);
-      cpu::AttentionParams lists{};
-      lists.block_tables = in.block_tables;
-      lists.block_tables_stride = in.block_tables_stride;
-      lists.cu_seqlens_q = in.cu_seqlens_q;
-      lists.seq_lens = in.seq_lens;
-      lists.batch = in.batch;
-      lists.block_size = cache.block_size;
-      lists.window = widest_window_ == INT64_MAX ? 0 : widest_window_;
-      check_block_ids(op, lists, cache.num_blocks);
+      cpu::AttentionParams seen{};
+      seen.block_tables = in.block_tables;
+      seen.block_tables_stride = in.block_tables_stride;
+      seen.cu_seqlens_q = in.cu_seqlens_q;
+      seen.seq_lens = in.seq_lens;
+      seen.batch = in.batch;
+      seen.block_size = cache.block_size;
+      seen.window = widest_window_ == INT64_MAX ? 0 : widest_window_;
+      check_block_ids(op, seen, cache.num_blocks);
     }
     if (wants_logits) {
-      check_disjoint(op, "logits", logits_out,
-                     {{"input_ids", &ids},
-                      {"slot_mapping", &slot_mapping},
-                      {"block_tables", &block_tables},
-                      {"cu_seqlens_q", &cu_seqlens_q},
-                      {"seq_lens", &seq_lens}});
+      check_disjoint(op, "logits", logits_out, lists);
       bind_logits(op, row_list, logits_out, out, in);
     }
     py::gil_scoped_release nogil;

@@ -248,6 +248,18 @@ def check_token_by_token(model: Model, ids: torch.Tensor) -> None:
     assert torch.equal(PagedRunner(model, seed=4).chunked(ids, [1]), PagedRunner(model).whole(ids))
 
 
+def empty_step(model: Model) -> torch.Tensor:
+    """What a step of no tokens gives."""
+    none = torch.empty(0, dtype=torch.int64)
+    metadata = AttentionMetadata(
+        block_tables=torch.empty(0, 1, dtype=torch.int32),
+        cu_seqlens_q=torch.zeros(1, dtype=torch.int32),
+        seq_lens=torch.empty(0, dtype=torch.int32),
+        slot_mapping=none,
+    )
+    return model.forward(none, none, none, PagedRunner(model).kv, metadata)
+
+
 def check_threads(model: Model, ids: torch.Tensor) -> None:
     """Logits have the same bits whatever the number of threads."""
     threads = ops.get_num_threads()

@@ -14,6 +14,7 @@ from model_harness import (
     check_against_oracle,
     check_threads,
     check_token_by_token,
+    empty_step,
     load,
     prompt,
     save,
@@ -28,8 +29,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-
-from inferx.layers.attention import AttentionMetadata
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -174,14 +173,7 @@ def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
 
 def test_empty_step(tmp_path: Path) -> None:
     model = load(save(tiny_model(llama()), tmp_path))
-    none = torch.empty(0, dtype=torch.int64)
-    metadata = AttentionMetadata(
-        block_tables=torch.empty(0, 1, dtype=torch.int32),
-        cu_seqlens_q=torch.zeros(1, dtype=torch.int32),
-        seq_lens=torch.empty(0, dtype=torch.int32),
-        slot_mapping=none,
-    )
-    hidden = model.forward(none, none, none, PagedRunner(model).kv, metadata)
+    hidden = empty_step(model)
     assert hidden.shape == (0, 64)
     assert model.compute_logits(hidden).shape == (0, VOCAB)
 

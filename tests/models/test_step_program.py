@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from model_harness import PagedRunner, load, prompt, save, tiny_model
+from model_harness import PagedRunner, empty_step, load, prompt, save, tiny_model
 from test_families import CASES
 
 from inferx import ops
@@ -218,14 +218,7 @@ def test_logits_with_the_step(
 
 def test_empty_step(tmp_path: Path) -> None:
     model = tiny("llama-9q3kv-tied", tmp_path)
-    none = torch.empty(0, dtype=torch.int64)
-    metadata = AttentionMetadata(
-        block_tables=torch.empty(0, 1, dtype=torch.int32),
-        cu_seqlens_q=torch.zeros(1, dtype=torch.int32),
-        seq_lens=torch.empty(0, dtype=torch.int32),
-        slot_mapping=none,
-    )
-    assert model.forward(none, none, none, PagedRunner(model).kv, metadata).shape == (0, 72)
+    assert empty_step(model).shape == (0, 72)
 
 
 class Step:
