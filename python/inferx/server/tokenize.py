@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferx.server.chat import encode_conversation
+from inferx.server.chat_core import encode_conversation
 from inferx.server.context import ServerContext
 from inferx.server.errors import bad_request
 from inferx.server.prompts import check_token_ids

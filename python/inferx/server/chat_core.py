@@ -1,0 +1,205 @@
+"""A conversation run on the engine, whatever API asked for it: validation and rendering, then deltas.
+
+``/v1/chat/completions`` writes the deltas down as they are; other APIs make a ``ChatCompletionRequest`` of
+their bodies and turn the deltas into their own events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferx.engine.protocol import RequestMetrics, TokenLogprobs
+from inferx.outputs import CompletionOutput, RequestOutput
+from inferx.server.choices import Choice, make_choices
+from inferx.server.context import ServerContext, new_id
+from inferx.server.errors import bad_request, shorten
+from inferx.server.generation import Job, OutputStream
+from inferx.server.logprobs import AlignedToken
+from inferx.server.messages import active_tools, conversation, template_kwargs
+from inferx.server.prompts import room_for_output
+from inferx.server.protocol import ChatCompletionRequest, TemplateFields
+from inferx.server.sampling import sampling_params
+from inferx.server.usage import UsageCounter
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """A part of one call.  ``id`` and ``name``: in the call's first delta only; ``arguments``: the next
+    piece of their JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ChatDelta:
+    """What one output of the engine added to one choice.
+
+    content, reasoning: new text, "" for none.  tokens: the tokens whose text is out by now, with their
+    log-probabilities (empty unless asked for).  token_ids: every new token, end tokens included.
+    finish_reason, stop_reason, metrics: with the choice's last delta.
+    """
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tokens: list[AlignedToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestMetrics | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the message itself grew."""
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+    @staticmethod
+    def joined(deltas: list[ChatDelta]) -> ChatDelta:
+        """The whole answer of a choice: ``tool_calls`` holds each call once, complete."""
+        last = deltas[-1]
+        calls: dict[int, ToolCallDelta] = {}
+        arguments: dict[int, list[str]] = {}
+        for delta in deltas:
+            for part in delta.tool_calls:
+                calls.setdefault(part.index, ToolCallDelta(part.index, part.id, part.name))
+                arguments.setdefault(part.index, []).append(part.arguments)
+        for index, call in calls.items():
+            call.arguments = "".join(arguments[index])
+        return ChatDelta(
+            last.index,
+            content="".join([d.content for d in deltas]),
+            reasoning="".join([d.reasoning for d in deltas]),
+            tool_calls=list(calls.values()),
+            tokens=[token for d in deltas for token in d.tokens],
+            token_ids=[token for d in deltas for token in d.token_ids],
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            metrics=last.metrics,
+        )
+
+
+async def prepare_chat(context: ServerContext, body: ChatCompletionRequest, arrival: float) -> ChatRun:
+    """A validated and rendered conversation, ready to run; ApiError or InvalidRequestError (400, 404)."""
+    model = context.check_model(body.model)
+    body.check_stream_options()
+    tools = active_tools(body)
+    num_top = num_top_logprobs(body)
+    ids = await encode_conversation(context, body, tools)
+    job = _make_job(context, body, ids, num_top, arrival)
+    return ChatRun(context, body, model, job)
+
+
+async def encode_conversation(
+    context: ServerContext, body: TemplateFields, tools: list[dict[str, Any]] | None
+) -> list[int]:
+    """Token ids of the rendered conversation.  The template writes BOS itself where the model has one."""
+    if body.continue_final_message:
+        raise bad_request("continue_final_message is not supported", "continue_final_message")
+    kwargs = template_kwargs(body)
+    add_generation_prompt = body.add_generation_prompt is not False
+    return await context.text.encode_chat(conversation(body.messages), tools, add_generation_prompt, kwargs)
+
+
+def num_top_logprobs(body: ChatCompletionRequest) -> int | None:
+    """SamplingParams.logprobs for the request: None without logprobs, 0 without alternatives."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
+        raise bad_request(
+            f"top_logprobs must be from 0 to 20, got {shorten(body.top_logprobs)}", "top_logprobs"
+        )
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _make_job(
+    context: ServerContext, body: ChatCompletionRequest, ids: list[int], num_top: int | None, arrival: float
+) -> Job:
+    newer = body.max_completion_tokens is not None
+    name = "max_completion_tokens" if newer else "max_tokens"
+    asked = body.max_completion_tokens if newer else body.max_tokens
+    if asked is not None and asked < 1:
+        raise bad_request(f"{name} must be at least 1, got {shorten(asked)}", name)
+    max_tokens = room_for_output(
+        len(ids), asked, context.engine.max_model_len, prompt_param="messages", max_tokens_param=name
+    )
+    params = sampling_params(
+        body,
+        context.sampling_defaults,
+        max_tokens=max_tokens,
+        logprobs=num_top,
+        prompt_logprobs=body.prompt_logprobs,
+        vocab_size=context.engine.vocab_size,
+    )
+    return Job(
+        new_id("chatcmpl"),
+        ids,
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        arrival_time=arrival,
+    )
+
+
+@dataclass
+class ChatRun:
+    """One conversation being answered: state of its choices, and its usage so far.
+
+    ``prompt_entries``: log-probabilities of the prompt, once they have come.
+    """
+
+    context: ServerContext
+    body: ChatCompletionRequest
+    model: str
+    job: Job
+    prompt_entries: list[TokenLogprobs | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.created = int(time.time())
+        self.choices: list[Choice] = make_choices([self.job], self.context.names)[0]
+        self.usage = UsageCounter([len(self.job.prompt_token_ids)])
+
+    def start(self) -> OutputStream:
+        """Run it.  The caller closes the stream."""
+        return OutputStream(self.context.engine, [self.job], self.context.metrics)
+
+    async def deltas(self, outputs: OutputStream) -> AsyncIterator[list[ChatDelta]]:
+        """What each output adds, per choice; joined they are the answer."""
+        async for _, output in outputs:
+            yield self.advance(output)
+
+    async def whole(self, outputs: OutputStream) -> list[ChatDelta]:
+        """The answers of all choices once everything has finished; closes ``outputs``."""
+        parts: list[list[ChatDelta]] = [[] for _ in self.choices]
+        try:
+            async for deltas in self.deltas(outputs):
+                for delta in deltas:
+                    parts[delta.index].append(delta)
+        finally:
+            await outputs.aclose()
+        return [ChatDelta.joined(deltas) for deltas in parts]
+
+    def advance(self, output: RequestOutput) -> list[ChatDelta]:
+        """Take one output of the engine."""
+        if output.prompt_logprobs is not None:
+            self.prompt_entries = list(output.prompt_logprobs)
+        deltas = []
+        for sample in output.outputs:
+            self.usage.add(0, len(sample.token_ids), output.num_cached_tokens)
+            deltas.append(self._delta(self.choices[sample.index], sample))
+        return deltas
+
+    def _delta(self, choice: Choice, sample: CompletionOutput) -> ChatDelta:
+        part = choice.add(sample)
+        delta = ChatDelta(choice.index, content=part.text, tokens=part.tokens, token_ids=part.token_ids)
+        if part.finish_reason is not None:
+            delta.finish_reason = part.finish_reason
+            delta.stop_reason = choice.stop_reason
+            delta.metrics = choice.metrics
+        return delta
