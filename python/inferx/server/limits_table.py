@@ -122,7 +122,7 @@ JSON_NESTING = _limit("json_nesting", 200, "levels", "Arrays and objects within 
 JSON_VALUES = _limit(
     "json_values",
     1_000_000,
-    "brackets and commas",
+    "brackets, commas and colons",
     "In any body, those within strings included: what parsing takes memory and time for.",
 )
 WAITING = _limit(
@@ -190,8 +190,9 @@ def document() -> str:
         "",
         "<!-- Printed by `python -m inferx.server.limits_table`; a test compares. -->",
         "",
-        "Every bound is checked before the engine sees a request. An excess is an error in OpenAI's shape that",
-        "names the field, the bound and what came; the status is that of the table (0: the connection is closed).",
+        "Every bound is checked before the engine sees a request. An excess is an error in OpenAI's shape",
+        "that names the field, the bound and what came; the status is that of the table (0: the connection",
+        "is closed).",
     ]
     sections: dict[str, list[Limit]] = {}
     for limit in LIMITS.values():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 from inferx.server.protocol import ChatCompletionRequest, Message, TemplateFields
 
-MAX_TEMPLATE_KWARGS = 32
-MAX_TEMPLATE_KWARG_CHARS = 4096
 # What rendering itself passes to the template.
 RESERVED_KWARGS = frozenset(
     ("messages", "tools", "add_generation_prompt", "chat_template", "parse_special_in_content", "range")
@@ -81,13 +80,13 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
 def template_kwargs(request: TemplateFields) -> dict[str, Any]:
     """The caller's extra template variables, scalars only, none that rendering sets itself."""
     kwargs = request.chat_template_kwargs or {}
-    if len(kwargs) > MAX_TEMPLATE_KWARGS:
-        raise _kwargs_error(f"takes at most {MAX_TEMPLATE_KWARGS} entries, got {len(kwargs)}")
+    if len(kwargs) > limits.TEMPLATE_KWARGS.most:
+        raise _kwargs_error(f"takes at most {limits.TEMPLATE_KWARGS.most} entries, got {len(kwargs)}")
     for name, value in kwargs.items():
         if not name.isidentifier() or name.startswith("_") or name in RESERVED_KWARGS:
             raise _kwargs_error(f"cannot set {shorten(name)}")
         scalar = value is None or isinstance(value, (bool, int, float, str))
-        if not scalar or len(str(value)) > MAX_TEMPLATE_KWARG_CHARS:
+        if not scalar or len(str(value)) > limits.TEMPLATE_KWARG_CHARS.most:
             raise _kwargs_error(f"values must be short scalars, got {shorten(value)} for {name}")
     return kwargs
 

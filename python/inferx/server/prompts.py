@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
-
-MAX_PROMPTS = 2048
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -17,8 +16,7 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
         raise _malformed(prompt)
     if set(map(type, prompt)) == {int}:
         return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise bad_request(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    limits.PROMPTS.check(len(prompt), "prompt")
     for i, item in enumerate(prompt):
         ids = isinstance(item, list) and set(map(type, item)) == {int}  # one C loop; bool is not int
         if not ids and not isinstance(item, str):

@@ -11,16 +11,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
+from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 
-MAX_STOP_TOKEN_IDS = 1024
-MAX_MESSAGES = 10_000
-MAX_TOOLS = 256
-MAX_ID_LIST = 1 << 20
-
-StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_ID_LIST, fail_fast=True)]
-Strings = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
+StopTokenIds = Annotated[list[int], Field(max_length=limits.STOP_TOKEN_IDS.most, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=limits.TOKEN_IDS.most, fail_fast=True)]
+StopStrings = Annotated[list[str], Field(max_length=limits.STOP.most, fail_fast=True)]
+BadWords = Annotated[list[str], Field(max_length=limits.BAD_WORDS.most, fail_fast=True)]
 
 
 class RequestModel(BaseModel):
@@ -54,16 +51,16 @@ class GenerationFields(RequestModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: Strings | None = None
+    bad_words: BadWords | None = None
     seed: int | None = None
-    stop: Strings | None = None
+    stop: StopStrings | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=limits.CACHE_SALT_CHARS.most)
     return_token_ids: bool | None = None
 
     @field_validator("stop", mode="before")
@@ -141,8 +138,8 @@ class Message(BaseModel):
 class TemplateFields(RequestModel):
     """What rendering a conversation needs; also the chat form of ``/tokenize``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.most, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=limits.TOOLS.most, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
