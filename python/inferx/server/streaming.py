@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,6 +24,33 @@ EventSource = Callable[[], AsyncGenerator[dict[str, Any], None]]
 
 def event(data: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def typed_event(data: dict[str, Any]) -> bytes:
+    """An event whose type is also its name, as the APIs that have several types send it."""
+    return b"event: " + data["type"].encode() + b"\n" + event(data)
+
+
+def error_event(error: Exception) -> bytes:
+    """The status is out already: the error travels as an event, as OpenAI clients expect it."""
+    return event(as_api_error(error).body())
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How one API writes its events.
+
+    event: one of the source's.  error: what ends the stream when the source fails.  keep_alive: sent
+    when nothing has come for a while.  end: the last bytes of every stream.
+    """
+
+    event: Callable[[dict[str, Any]], bytes] = event
+    error: Callable[[Exception], bytes] = error_event
+    keep_alive: bytes = KEEP_ALIVE
+    end: bytes = DONE
+
+
+OPENAI_FRAMING = Framing()
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -75,7 +103,12 @@ class EventStream(StreamingResponse):
 
 
 async def respond_with_events(
-    request: Request, outputs: OutputStream, source: EventSource, grace: float, keep_alive: float
+    request: Request,
+    outputs: OutputStream,
+    source: EventSource,
+    grace: float,
+    keep_alive: float,
+    framing: Framing = OPENAI_FRAMING,
 ) -> Response:
     """An event stream, or the error that came before the first output (up to ``grace`` seconds)."""
     try:
@@ -83,26 +116,26 @@ async def respond_with_events(
     except BaseException:
         await outputs.aclose()
         raise
-    return EventStream(_chunks(outputs, source, started, keep_alive), outputs)
+    return EventStream(_chunks(outputs, source, started, keep_alive, framing), outputs)
 
 
 async def _chunks(
-    outputs: OutputStream, source: EventSource, started: bool, keep_alive: float
+    outputs: OutputStream, source: EventSource, started: bool, keep_alive: float, framing: Framing
 ) -> AsyncGenerator[bytes, None]:
     events = source()
     try:
         while not started:
-            yield KEEP_ALIVE
+            yield framing.keep_alive
             started = await outputs.wait_first(keep_alive)
         async for data in _with_pauses(events, keep_alive):
-            yield KEEP_ALIVE if data is None else event(data)
+            yield framing.keep_alive if data is None else framing.event(data)
     except Exception as error:
-        # The status is out already: the error travels as an event, as OpenAI clients expect it.
-        yield event(as_api_error(error).body())
+        yield framing.error(error)
     finally:
         await events.aclose()
         await outputs.aclose()
-    yield DONE
+    if framing.end:
+        yield framing.end
 
 
 async def _with_pauses(
