@@ -127,6 +127,7 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    embedding: bytes | None = None  # float32; of a pooling request, with its end
 
     @classmethod
     def empty(
@@ -146,6 +147,7 @@ class RequestOutput:
         ):
             self.metrics = delta.metrics
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.embedding = delta.embedding
         self.finished = delta.finished
 
     def copy(self) -> RequestOutput:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -37,6 +37,7 @@ from inferx.errors import (
 )
 from inferx.loader import load_tokenizer, open_checkpoint
 from inferx.outputs import RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
 logger = logging.getLogger("inferx.engine")
@@ -205,8 +206,11 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield deltas until the request has finished; leaving the iterator early aborts it.
+
+        pooling: an embedding is wanted, which the only item brings; ``params`` is not looked at.
 
         InvalidRequestError before anything is queued or when the scheduler refuses; RequestFailedError
         when this request failed inside the engine; EngineDeadError when the process is gone.
@@ -214,14 +218,12 @@ class AsyncEngine:
         self._check_alive()
         if request_id in self._queues:
             raise InvalidRequestError(f"request_id {request_id!r} is already in use", "request_id")
-        request = self.inputs.make_request(
-            request_id,
-            prompt_token_ids,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            arrival_time=arrival_time,
-        )
+        options: Any = {"priority": priority, "cache_salt": cache_salt, "arrival_time": arrival_time}
+        if pooling is not None:
+            pooling.validate(self.config.hidden_size)
+            request = self.inputs.make_pooling_request(request_id, prompt_token_ids, pooling, **options)
+        else:
+            request = self.inputs.make_request(request_id, prompt_token_ids, params, **options)
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         if not self._queues:
             self._last_progress = time.monotonic()

@@ -17,6 +17,7 @@ import time
 
 from inferx.engine.args import EngineArgs
 from inferx.engine.loading import LoadedModel, load_model
+from inferx.engine.pooling import Pooler
 from inferx.engine.protocol import EngineOutput, EngineRequest, EngineStats, FinishReason
 from inferx.engine.request import Sequence, Status
 from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState, needs_history
@@ -44,6 +45,7 @@ class EngineCore:
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
         self._with_history: set[str] = set()  # ids of requests whose sampling looks at their own output
         self._steps = StepQueue(self.runner, self._state)
+        self._num_pooled = 0  # tokens that pooling requests ended with, which nobody sees
         self._only_decodes = False  # whether nothing but decoding has been charged to since a step began
 
     @classmethod
@@ -64,7 +66,10 @@ class EngineCore:
         params = request.sampling_params
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         row = SampleRow(params, request.prompt_token_ids, [], seed, 0)
-        self._states[request.request_id] = {0: SampleState(row, request.arrival_time)}
+        state = SampleState(row, request.arrival_time)
+        if request.pooling is not None:
+            state.pooler = Pooler(request.pooling, len(request.prompt_token_ids))
+        self._states[request.request_id] = {0: state}
         if needs_history(params):
             self._with_history.add(request.request_id)
 
@@ -84,6 +89,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
+        stats.generation_tokens -= self._num_pooled
         stats.total_parameters = self.info.total_parameters
         stats.active_parameters = self.info.active_parameters
         return stats
@@ -155,12 +161,25 @@ class EngineCore:
         if first:
             state.charge(now)
         state.note_token(update.token_id)
+        if state.pooler is not None:
+            return self._pooled(seq, state.pooler, now)
         output = self._output(seq, [update.token_id], update.finish_reason, now)
         output.stop_reason = update.stop_reason
         if result is not None and result.logprobs is not None:
             output.logprobs = [result.logprobs]
         if first and state.row.params.prompt_logprobs is not None:
             output.prompt_logprobs = state.prompt_logprobs
+        return output
+
+    def _pooled(self, seq: Sequence, pooler: Pooler, now: float) -> EngineOutput:
+        """The end of a pooling request: its one token is dropped."""
+        self._num_pooled += 1
+        try:
+            embedding = pooler.result()
+        except ValueError as error:
+            return self._output(seq, [], "error", now, error=f"no embedding of this prompt: {error}")
+        output = self._output(seq, [], "stop", now)
+        output.embedding = embedding
         return output
 
     def _output(

@@ -10,6 +10,7 @@ from inferx.engine.bad_words import encode_bad_words
 from inferx.engine.protocol import EngineRequest
 from inferx.errors import InvalidRequestError
 from inferx.loader.tokenizer import Tokenizer
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
 
@@ -77,11 +78,41 @@ class InputProcessor:
             cache_salt=cache_salt,
         )
 
-    def check_prompt(self, prompt_token_ids: list[int]) -> None:
-        """The prompt has tokens, all in the vocabulary, and leaves room for one more."""
+    def make_pooling_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        pooling: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> EngineRequest:
+        """The same for an embedding of the prompt."""
+        if not isinstance(pooling, PoolingParams):
+            raise InvalidRequestError(
+                f"pooling_params must be PoolingParams, got {type(pooling).__name__}", "pooling_params"
+            )
+        self.check_prompt(prompt_token_ids, room=0)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=1, detokenize=False),
+            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            pooling=pooling,
+        )
+
+    def check_prompt(self, prompt_token_ids: list[int], room: int = 1) -> None:
+        """The prompt has tokens, all in the vocabulary, and leaves room for that many more."""
         if not prompt_token_ids:
             raise InvalidRequestError("prompt must have at least one token, got none", "prompt")
-        if len(prompt_token_ids) >= self.max_model_len:
+        if len(prompt_token_ids) > self.max_model_len and room == 0:
+            raise InvalidRequestError(
+                f"prompt has {len(prompt_token_ids)} tokens; the context holds {self.max_model_len}", "prompt"
+            )
+        if len(prompt_token_ids) + room > self.max_model_len:
             raise InvalidRequestError(
                 f"prompt has {len(prompt_token_ids)} tokens; the context of {self.max_model_len} tokens "
                 "must hold the prompt and at least one generated token",

@@ -93,9 +93,12 @@ class KVManager:
 
     @staticmethod
     def _needs_all_logits(seq: Sequence) -> bool:
-        # Prompt log-probabilities need the logits of every prompt position, which the cache does not hold.
-        params = seq.request.engine_request.sampling_params
-        return params.prompt_logprobs is not None and seq.num_output_tokens == 0
+        # Prompt log-probabilities need the logits of every prompt position, a mean the hidden states, which
+        # the cache does not hold.
+        request = seq.request.engine_request
+        if request.pooling is not None and request.pooling.pooling == "mean":
+            return True
+        return request.sampling_params.prompt_logprobs is not None and seq.num_output_tokens == 0
 
     def _hash_blocks(self, seq: Sequence) -> None:
         size = self.block_size

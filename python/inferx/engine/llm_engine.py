@@ -12,6 +12,7 @@ from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineStats
 from inferx.errors import RequestFailedError
 from inferx.outputs import RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
 
@@ -47,6 +48,15 @@ class LLMEngine:
         request = self.inputs.make_request(
             request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt
         )
+        self.core.add_request(request)
+        self.outputs.add_request(request)
+
+    def add_pooling_request(
+        self, request_id: str, prompt_token_ids: list[int], params: PoolingParams, *, priority: int = 0
+    ) -> None:
+        """The same for an embedding of the prompt."""
+        request = self.inputs.make_pooling_request(request_id, prompt_token_ids, params, priority=priority)
+        params.validate(self.core.model.config.hidden_size)
         self.core.add_request(request)
         self.outputs.add_request(request)
 

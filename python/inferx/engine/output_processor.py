@@ -129,6 +129,7 @@ class _Request:
             prompt_logprobs=self._prompt_logprobs(output),
             metrics=completion.metrics,
             num_cached_tokens=output.num_cached_tokens,
+            embedding=output.embedding,
         )
         to_finish = [output.index] if sample.stopped and not stopped_before and not sample.finished else []
         if self._whole is None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -28,6 +29,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     arrival_time: float  # time.monotonic() of the front end; one machine, so one clock
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
+    pooling: PoolingParams | None = None  # an embedding is wanted; sampling_params is for one token
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -84,6 +86,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     error: str | None = None  # set when finish_reason == "error"
     metrics: RequestMetrics | None = None  # with the last output of each sample
     num_cached_tokens: int = 0
+    embedding: bytes | None = None  # float32; of a pooling request, with its end
 
 
 class EngineStats(msgspec.Struct):

@@ -13,6 +13,7 @@ from inferx.engine.batch import BatchArrays, build_batch
 from inferx.engine.cuda_graphs import DecodeGraphs, GraphBackend
 from inferx.engine.decode_batch import DecodeBatches
 from inferx.engine.device import Device
+from inferx.engine.pooling import PooledChunk, wanted_pooling
 from inferx.engine.prompt_logprobs import PromptLogprobs, wanted_prompt_logprobs
 from inferx.engine.request import Sequence
 from inferx.engine.sample_state import SampleState
@@ -23,6 +24,8 @@ from inferx.models.decoder import Decoder
 from inferx.models.layer import KVCache
 
 StateOf = Callable[[Sequence], SampleState]
+# What is made of a prompt's hidden states, when a step's results are taken.
+PromptWork = PromptLogprobs | PooledChunk
 
 
 class StepHandle(Protocol):
@@ -34,10 +37,11 @@ class StepHandle(Protocol):
 
 
 class LaunchedStep:
-    """A step on its way.  Prompt log-probabilities go to the states of the entries' own sequences."""
+    """A step on its way.  Prompt log-probabilities and what is pooled go to the states of the entries' own
+    sequences."""
 
     def __init__(
-        self, runner: ModelRunner, pending: PendingSamples | None, prompts: list[PromptLogprobs]
+        self, runner: ModelRunner, pending: PendingSamples | None, prompts: list[PromptWork]
     ) -> None:
         self._runner = runner
         self._pending = pending
@@ -112,7 +116,8 @@ class ModelRunner:
                 hidden = self._forward(batch)
             else:
                 batch, hidden = self._run_staged(self._staging, plan)
-            prompts = wanted_prompt_logprobs(plan.scheduled, batch, hidden, state_of)
+            prompts: list[PromptWork] = [*wanted_prompt_logprobs(plan.scheduled, batch, hidden, state_of)]
+            prompts += wanted_pooling(plan.scheduled, batch, hidden, state_of)
             pending = self._sample(plan.scheduled, batch, hidden, state_of)
         return LaunchedStep(self, pending, prompts)
 

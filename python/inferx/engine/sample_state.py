@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from inferx.engine.protocol import RequestMetrics, TokenLogprobs
 from inferx.engine.request import Phase, Sequence
 from inferx.engine.sampler import SampleRow
 from inferx.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from inferx.engine.pooling import Pooler
 
 QUEUE = "queue_time"
 PREEMPTED = "stall_preempted_time"
@@ -36,13 +41,14 @@ class SampleState:
     ``charge``; so the buckets sum to the time from arrival to the last charge.
     """
 
-    __slots__ = ("_bucket", "_mark", "metrics", "prompt_logprobs", "row")
+    __slots__ = ("_bucket", "_mark", "metrics", "pooler", "prompt_logprobs", "row")
 
     def __init__(self, row: SampleRow, arrival_time: float) -> None:
         self.row = row
         self.metrics = RequestMetrics(arrival_time=arrival_time)
         # Entry i is the log-probability of prompt token i; the first has no predecessor.
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.pooler: Pooler | None = None  # of a request for an embedding
         self._mark = arrival_time
         self._bucket = QUEUE
 

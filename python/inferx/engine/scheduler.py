@@ -151,13 +151,14 @@ class Scheduler:
         prompt_len, n = len(request.prompt_token_ids), request.sampling_params.n
         if prompt_len == 0:
             raise InvalidRequestError("prompt must have at least one token, got none", "prompt")
-        if prompt_len + 1 > config.max_model_len:
+        room = 0 if request.pooling is not None else 1  # the token of a pooling request is dropped
+        if prompt_len + room > config.max_model_len:
             raise InvalidRequestError(
                 f"prompt and at least one generated token must fit in the context of {config.max_model_len} "
                 f"tokens (max_model_len), got a prompt of {prompt_len} tokens",
                 "prompt",
             )
-        if prompt_len + 1 > config.pool_tokens:
+        if prompt_len + room > config.pool_tokens:
             raise InvalidRequestError(
                 f"prompt and at least one generated token must fit in the KV cache of {config.pool_tokens} "
                 f"tokens ({config.num_blocks} blocks of {config.block_size}), "
