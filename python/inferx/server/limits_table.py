@@ -182,6 +182,36 @@ TOOLS = _limit("tools", 256, "tools", "tools.")
 TEMPLATE_KWARGS = _limit("template_kwargs", 32, "entries", "chat_template_kwargs, scalars only.")
 TEMPLATE_KWARG_CHARS = _limit("template_kwarg_chars", 4096, "characters", "Each of their values.")
 
+_section = "Responses"
+METADATA = _limit("metadata", 16, "entries", "metadata of a response.")
+METADATA_KEY_CHARS = _limit("metadata_key_chars", 64, "characters", "Each key of metadata.")
+METADATA_VALUE_CHARS = _limit("metadata_value_chars", 512, "characters", "Each value of metadata.")
+LABEL_CHARS = _limit(
+    "label_chars", 512, "characters", "Ids and names that are only carried along (call_id, user, ...)."
+)
+STORED_RESPONSES = _limit(
+    "stored_responses", 1024, "responses", "Kept in memory; the oldest makes room for a new one.", status=404
+)
+STORED_RESPONSE_BYTES = _limit(
+    "stored_response_bytes",
+    64 * MIB,
+    "bytes",
+    "Of all kept responses with their input; the oldest makes room, and one that is larger is not kept.",
+    status=404,
+)
+STORED_RESPONSE_SECONDS = _limit(
+    "stored_response_seconds", 86_400, "seconds", "From its end; then a response is forgotten.", status=404
+)
+BACKGROUND_RESPONSES = _limit(
+    "background_responses", 64, "responses", "Created with background=true and not finished.", status=429
+)
+EVENT_LOG_BYTES = _limit(
+    "event_log_bytes",
+    4 * MIB,
+    "bytes",
+    "Events of one background response that are kept for streaming it later; the first ones go first.",
+)
+
 
 def document() -> str:
     """docs/limits.md."""
