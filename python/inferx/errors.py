@@ -34,5 +34,9 @@ class EngineDeadError(InferxError):
     """The engine process has ended; no request can be served until it is restarted."""
 
 
+class EngineShutDownError(EngineDeadError):
+    """The engine was shut down on purpose while the request ran."""
+
+
 class RequestFailedError(InferxError):
     """One request failed inside the engine (for example non-finite logits).  Others are untouched."""

@@ -16,7 +16,7 @@ from simulator import Simulation, params, prompt, simulation, solo, tokens_of
 
 from inferx.engine.block_pool import BlockAccountingError
 from inferx.engine.config import SchedulerConfig
-from inferx.engine.protocol import EngineRequest
+from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineRequest
 from inferx.engine.request import Phase, Sequence, Status
 from inferx.engine.scheduler import QueueFullError, SampleError, Scheduler
 from inferx.errors import InvalidRequestError
@@ -68,11 +68,22 @@ def test_other_refusals() -> None:
     sim.add("a", prompt(3))
     with pytest.raises(InvalidRequestError, match="'a', which is in use"):
         sim.add("a", prompt(3))
-    sim.add("b", prompt(3))
+    sim.run()
+
+
+def test_the_queue_is_bounded_beside_what_may_run() -> None:
+    sim = simulation(max_waiting=2, max_num_seqs=3)
+    for i in range(5):  # three have places in the next step
+        sim.add(f"early {i}", prompt(3))
     with pytest.raises(QueueFullError, match="2 requests wait already"):
-        sim.add("c", prompt(3))
+        sim.add("late", prompt(3))
     sim.step()
-    sim.add("c", prompt(3))
+    with pytest.raises(QueueFullError, match="max_waiting=2"):
+        sim.add("late", prompt(3))
+    for i in range(4):
+        sim.add(f"background {i}", prompt(3), priority=BACKGROUND_PRIORITY)
+    sim.abort("early 4")
+    sim.add("late", prompt(3))  # whatever there is of background work
     sim.run()
 
 

@@ -34,6 +34,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     enforce_eager: no CUDA graphs.
     num_blocks: size of the KV pool; otherwise kv_cache_memory_bytes, otherwise what is free and useful.
     max_num_batched_tokens: the token budget of one step.
+    max_waiting: most requests that wait for a place beside the max_num_seqs that run; None for no limit.
     """
 
     model: str = DEFAULT_MODEL
@@ -53,6 +54,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     long_prefill_token_threshold: int = 0
+    max_waiting: int | None = None
     seed: int | None = None
     num_threads: int | None = None
 
@@ -123,5 +125,6 @@ _LEAST = {
     "num_blocks": 1,
     "kv_cache_memory_bytes": 1,
     "long_prefill_token_threshold": 0,
+    "max_waiting": 1,
     "num_threads": 1,
 }

@@ -26,10 +26,11 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.process import LaunchOptions
-from inferx.engine.protocol import EngineStats
+from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineStats
 from inferx.engine.scheduler import QueueFullError
 from inferx.errors import (
     EngineDeadError,
+    EngineShutDownError,
     InvalidRequestError,
     LoadError,
     MemoryBudgetError,
@@ -79,6 +80,7 @@ class AsyncEngine:
         self.vocab_size = self.config.vocab_size
         self.info: wire.EngineInfo | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._num_unfinished = 0
         self._stats = EngineStats()
         self._last_progress = time.monotonic()
         self._dead: str | None = None
@@ -145,7 +147,7 @@ class AsyncEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        self._fail_all("the engine was shut down")
+        self._fail_all("the engine was shut down before the request had finished")
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(zmq.ZMQError):
                 await self._to_core.send(wire.encoder.encode(wire.Shutdown()), zmq.NOBLOCK)
@@ -212,7 +214,8 @@ class AsyncEngine:
 
         pooling: an embedding is wanted, which the only item brings; ``params`` is not looked at.
 
-        InvalidRequestError before anything is queued or when the scheduler refuses; RequestFailedError
+        InvalidRequestError before anything is queued or when the scheduler refuses; QueueFullError when
+        ``max_waiting`` requests wait, unless the priority is that of background work; RequestFailedError
         when this request failed inside the engine; EngineDeadError when the process is gone.
         """
         self._check_alive()
@@ -227,6 +230,10 @@ class AsyncEngine:
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         if not self._queues:
             self._last_progress = time.monotonic()
+        counts = priority < BACKGROUND_PRIORITY
+        if counts:
+            self._check_capacity()
+            self._num_unfinished += 1
         self._queues[request_id] = queue
         self.outputs.add_request(request)
         finished = False
@@ -241,6 +248,7 @@ class AsyncEngine:
                 yield item
         finally:
             self._queues.pop(request_id, None)
+            self._num_unfinished -= counts
             self.outputs.abort(request_id)
             if not finished and self._dead is None and not self._closing:
                 await asyncio.shield(self._send(wire.AbortRequest(request_id)))
@@ -264,6 +272,23 @@ class AsyncEngine:
         if self._queues and silent > self.stall_seconds:
             return False, f"{len(self._queues)} requests are pending and no step finished for {silent:.0f} s"
         return True, "ok"
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run, wait or are on their way to the engine, background work aside."""
+        return self._num_unfinished
+
+    @property
+    def queue_capacity(self) -> int | None:
+        """Most unfinished requests: those that may run and those that may wait.  None: no limit."""
+        if self.args.max_waiting is None or self.info is None:
+            return None
+        return self.info.max_num_seqs + self.args.max_waiting
+
+    def _check_capacity(self) -> None:
+        capacity = self.queue_capacity
+        if capacity is not None and self._num_unfinished >= capacity:
+            raise QueueFullError(f"the waiting queue of {self.args.max_waiting} requests is full")
 
     def stats(self) -> EngineStats:
         """The latest snapshot the engine sent."""
@@ -293,7 +318,8 @@ class AsyncEngine:
             raise
         except Exception as error:  # a bug here must not leave clients waiting for ever
             logger.exception("the engine's receiver failed")
-            self._fail_all(f"the engine's receiver failed: {error}")
+            self.failure = f"the engine's receiver failed: {type(error).__name__}: {error}"
+            self._fail_all(self.failure)
 
     async def _deliver(self, step: wire.Step) -> None:
         for output in step.outputs:
@@ -334,7 +360,7 @@ class AsyncEngine:
         self._dead = self._dead or reason
         self._stats = self._idle_stats()
         for queue in self._queues.values():
-            queue.put_nowait(EngineDeadError(self._dead))
+            queue.put_nowait(self._death())
 
     def _idle_stats(self) -> EngineStats:
         """The latest counters with the gauges of an engine that runs nothing."""
@@ -352,9 +378,13 @@ class AsyncEngine:
             active_parameters=0 if info is None else info.active_parameters,
         )
 
+    def _death(self) -> EngineDeadError:
+        assert self._dead is not None
+        return (EngineShutDownError if self._closing else EngineDeadError)(self._dead)
+
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(self._dead)
+            raise self._death()
         if self.info is None:
             raise EngineDeadError("the engine is not started")
 
@@ -362,4 +392,6 @@ class AsyncEngine:
 def _rejection(message: wire.Rejected) -> Exception:
     if message.kind == "queue_full":
         return QueueFullError(message.message)
+    if message.kind == "failed":
+        return RequestFailedError(message.message)
     return InvalidRequestError(message.message, message.param)

@@ -18,8 +18,8 @@ class SchedulerConfig:
     asks for a multiple of 8, which whoever builds the KV cache checks).  max_model_len: longest prompt
     plus output, in tokens.  max_num_batched_tokens: tokens per step.  max_num_seqs: samples running at
     once.  long_prefill_token_threshold: most prompt tokens of one request per step, 0 for no such cap.
-    max_waiting: most requests in the waiting queue, None for no limit.  policy: "priority" serves lower
-    ``priority`` values first and equal ones in order of arrival; "fcfs" ignores priorities.
+    max_waiting: most requests that wait beside those that may run, None for no limit.  policy: "priority"
+    serves lower ``priority`` values first and equal ones in order of arrival; "fcfs" ignores priorities.
     """
 
     num_blocks: int
@@ -31,12 +31,16 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     max_waiting: int | None = None
     policy: Literal["priority", "fcfs"] = "priority"
+    background_tokens: int = 8
+    background_chunk: int = 128
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
             _check_int(name, getattr(self, name), 1)
         _check_int("max_model_len", self.max_model_len, 2)  # one prompt token and one generated
         _check_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _check_int("background_tokens", self.background_tokens, 0)
+        _check_int("background_chunk", self.background_chunk, 1)
         if self.max_waiting is not None:
             _check_int("max_waiting", self.max_waiting, 1)
         if self.policy not in ("priority", "fcfs"):

@@ -149,6 +149,7 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=args.enable_prefix_caching,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_waiting=args.max_waiting,
         policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by validate
     )
     info = EngineInfo(

@@ -13,6 +13,12 @@ import msgspec
 from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
+# Of work that runs beside or instead of idle capacity only; what callers ask for stays below.
+BACKGROUND_PRIORITY = 2**31 - 1
+
+# Background work: beside or instead of idle capacity, never in the way of requests with lower values.
+BACKGROUND_PRIORITY = 2**31 - 1
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -27,7 +33,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float  # time.monotonic() of the front end; one machine, so one clock
-    priority: int = 0  # lower runs first
+    priority: int = 0  # lower runs first; BACKGROUND_PRIORITY or less
     cache_salt: str | None = None
     pooling: PoolingParams | None = None  # an embedding is wanted; sampling_params is for one token
 

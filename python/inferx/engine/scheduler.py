@@ -83,14 +83,14 @@ those that do not (they ended, or were preempted) the result is None.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 from inferx.engine.block_pool import BlockAccountingError
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.kv_manager import KVManager
 from inferx.engine.prefill_plan import PrefillPlan
 from inferx.engine.prefix_cache import root_digest
-from inferx.engine.protocol import EngineRequest, EngineStats, FinishReason
+from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineRequest, EngineStats, FinishReason
 from inferx.engine.request import ORDER, Phase, Request, Sequence, Status, remove_ordered
 from inferx.engine.scheduler_output import (
     PENDING_TOKEN,
@@ -167,10 +167,7 @@ class Scheduler:
             )
         if n > config.max_num_seqs:
             raise InvalidRequestError(f"n must be at most max_num_seqs ({config.max_num_seqs}), got {n}", "n")
-        if config.max_waiting is not None and len(self.waiting) >= config.max_waiting:
-            raise QueueFullError(
-                f"{len(self.waiting)} requests wait already (max_waiting={config.max_waiting})"
-            )
+        self._check_room(request.priority)
 
         root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
         priority = request.priority if config.policy == "priority" else 0
@@ -184,6 +181,17 @@ class Scheduler:
         insort(self.waiting, added.sequences[0], key=ORDER)
         self.requests[request.request_id] = added
         return added
+
+    def _check_room(self, priority: object) -> None:
+        """QueueFullError when max_waiting requests wait beside those that there are places for.  Background
+        work neither counts nor is refused: whoever sends it sees to it that it does not pile up."""
+        most = self.config.max_waiting
+        if most is None or priority == BACKGROUND_PRIORITY:
+            return
+        free = max(0, self.config.max_num_seqs - len(self.running))
+        num_waiting = bisect_left(self.waiting, BACKGROUND_PRIORITY, key=lambda seq: ORDER(seq)[0])
+        if num_waiting - free >= most:
+            raise QueueFullError(f"{num_waiting - free} requests wait already (max_waiting={most})")
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all samples of a request; returns those that were alive.  Unknown ids are ignored."""

@@ -1,23 +1,35 @@
-"""Errors over HTTP, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors over HTTP, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+
+``docs/errors.md`` lists the codes.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from inferx.engine.scheduler import QueueFullError
-from inferx.errors import EngineDeadError, InvalidRequestError, RequestFailedError
+from inferx.errors import EngineDeadError, EngineShutDownError, InvalidRequestError, RequestFailedError
 
 logger = logging.getLogger("inferx.server")
 
+# Where a response leaves its error's code for the metrics, in the request's scope.
+ERROR_CODE = "inferx.error_code"
+# When nothing is known about how long the queue takes.
+RETRY_SECONDS = 2
+
 
 class ApiError(Exception):
-    """An answer other than success.  ``param`` names the request's field, ``code`` is for programs."""
+    """An answer other than success.  ``param`` names the request's field, ``code`` is for programs.
+    ``close``: the rest of the request is unread, so the connection cannot be used again.
+    ``retry_after``: seconds, for Retry-After.  ``headers``: further ones."""
 
     def __init__(
         self,
@@ -28,6 +40,8 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         close: bool = False,
+        retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -35,7 +49,9 @@ class ApiError(Exception):
         self.type = type
         self.param = param
         self.code = code
-        self.close = close  # the rest of the request is unread: the connection cannot be reused
+        self.close = close
+        self.retry_after = retry_after
+        self.headers = headers
 
     def body(self) -> dict[str, Any]:
         return {
@@ -76,7 +92,11 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, InvalidRequestError):
         return bad_request(str(error), error.param)
     if isinstance(error, QueueFullError):
-        return ApiError(503, str(error), type="service_unavailable_error", code="queue_full")
+        return ApiError(
+            429, str(error), type="rate_limit_error", code="queue_full", retry_after=RETRY_SECONDS
+        )
+    if isinstance(error, EngineShutDownError):
+        return ApiError(503, str(error), type="service_unavailable_error", code="draining", close=True)
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead")
     if isinstance(error, RequestFailedError):
@@ -91,16 +111,37 @@ def _routing_error(error: HTTPException) -> ApiError:
     if error.status_code == 404:
         return ApiError(404, "no such endpoint", code="not_found")
     if error.status_code == 405:
-        return ApiError(405, "this endpoint does not take that method", code="method_not_allowed")
+        headers = dict(error.headers or {})  # Allow
+        message = "this endpoint does not take that method"
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
     return ApiError(error.status_code, str(error.detail))
 
 
-def error_response(error: BaseException) -> Response:
+class ErrorAnswer(Response):
+    """An error as a response; leaves its code in the request's scope, where the metrics look for it."""
+
+    def __init__(self, error: ApiError) -> None:
+        headers = dict(error.headers or {})
+        if error.close:
+            headers["connection"] = "close"
+        if error.retry_after is not None:
+            headers["retry-after"] = str(error.retry_after)
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        super().__init__(msgspec.json.encode(error.body()), error.status, headers, "application/json")
+        self.code = error.code or error.type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ERROR_CODE] = self.code
+        await super().__call__(scope, receive, send)
+
+
+def error_response(error: BaseException, queue_seconds: Callable[[], int] | None = None) -> Response:
+    """queue_seconds: an estimate of when a full queue will take requests again."""
     api_error = as_api_error(error)
-    headers = {"connection": "close"} if api_error.close else None
-    return Response(
-        msgspec.json.encode(api_error.body()), api_error.status, headers, media_type="application/json"
-    )
+    if api_error.code == "queue_full" and queue_seconds is not None:
+        api_error.retry_after = queue_seconds()
+    return ErrorAnswer(api_error)
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
