@@ -110,6 +110,12 @@ def _handle(core: EngineCore, message: wire.ToCore, outbox: zmq.Socket[bytes]) -
         except QueueFullError as error:
             rejection = wire.Rejected(message.request.request_id, str(error), kind="queue_full")
             outbox.send(wire.encoder.encode(rejection))
+        except Exception as error:  # a bug that one request has found must not end the others
+            logger.exception("admitting %s failed", message.request.request_id)
+            core.abort(message.request.request_id)
+            text = f"the engine could not take the request: {type(error).__name__}: {error}"
+            rejection = wire.Rejected(message.request.request_id, text, kind="failed")
+            outbox.send(wire.encoder.encode(rejection))
     elif isinstance(message, wire.AbortRequest):
         core.abort(message.request_id)
         # The aborted may have been the last one: report the idle state now, no step will.

@@ -67,7 +67,7 @@ class Rejected(msgspec.Struct, array_like=True, tag="rejected"):
     request_id: str
     message: str
     param: str | None = None
-    kind: Literal["invalid", "queue_full"] = "invalid"
+    kind: Literal["invalid", "queue_full", "failed"] = "invalid"
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
