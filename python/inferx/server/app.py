@@ -24,6 +24,7 @@ from inferx.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from inferx.server.responses_api.routes import add_responses_routes
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; only seen in the access log
 
@@ -35,6 +36,7 @@ def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:
     app = FastAPI(title="inferx", version=__version__, docs_url=None, redoc_url=None)
     app.state.context = ServerContext(engine, args)
     _add_generation_routes(app)
+    add_responses_routes(app, _answer, _body_schema)
     _add_text_routes(app)
     _add_info_routes(app)
     app.add_exception_handler(HTTPException, handle_error)  # unknown paths and methods

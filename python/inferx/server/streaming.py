@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -74,6 +74,12 @@ async def until_disconnect(receive: Receive, work: Awaitable[Any]) -> Any:
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
+class Closeable(Protocol):
+    """What a stream ends when its client has gone: the work behind it."""
+
+    async def aclose(self) -> None: ...
+
+
 class EventStream(StreamingResponse):
     """Sends events until their source ends or the client leaves, which also ends the source.
 
@@ -81,7 +87,7 @@ class EventStream(StreamingResponse):
     nothing for a while.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], outputs: OutputStream) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], outputs: Closeable) -> None:
         super().__init__(
             chunks,
             media_type="text/event-stream",
