@@ -19,7 +19,9 @@ class SchedulerConfig:
     plus output, in tokens.  max_num_batched_tokens: tokens per step.  max_num_seqs: samples running at
     once.  long_prefill_token_threshold: most prompt tokens of one request per step, 0 for no such cap.
     max_waiting: most requests that wait beside those that may run, None for no limit.  policy: "priority"
-    serves lower ``priority`` values first and equal ones in order of arrival; "fcfs" ignores priorities.
+    serves lower ``priority`` values first and equal ones in order of arrival; "fcfs" ignores priorities,
+    BACKGROUND_PRIORITY excepted.  background_tokens: most tokens per step of background requests beside
+    interactive ones.  background_chunk: most prompt tokens per step of background requests alone.
     """
 
     num_blocks: int

@@ -114,6 +114,12 @@ class KVManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def spare_blocks(self, seq: Sequence, match: PrefixMatch) -> int:
+        """How many blocks would be left free if ``seq`` got its own; negative when it cannot."""
+        pool = self.pool
+        idle = sum(1 for b in match.blocks if pool.ref_counts[b] == 0)
+        return pool.num_free - idle - (self.num_blocks_for(seq.num_tokens) - len(match.blocks))
+
     def admit(self, seq: Sequence, match: PrefixMatch, headroom: int = 0) -> bool:
         """Give ``seq`` blocks for all its known tokens, those of ``match`` first; ``headroom`` stay free.
 
@@ -124,9 +130,8 @@ class KVManager:
             raise BlockAccountingError(f"admit: {seq!r} holds blocks already")
         pool = self.pool
         shared = len(match.blocks)
-        idle = sum(1 for b in match.blocks if pool.ref_counts[b] == 0)
         fresh = self.num_blocks_for(seq.num_tokens) - shared
-        spare = pool.num_free - idle - fresh - headroom
+        spare = self.spare_blocks(seq, match) - headroom
         if spare < 0:
             return False
         if match.partial_tokens and spare == 0 and pool.ref_counts[match.partial_block] == 0:

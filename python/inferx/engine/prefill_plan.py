@@ -6,7 +6,7 @@ The policy is described in scheduler.py ("Prefill", "Admission", "Shared prefixe
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from inferx.engine.kv_manager import PrefixMatch
@@ -23,12 +23,16 @@ _SHARE_FRACTION = 8
 class PrefillPlan:
     """Decides for one step, then is thrown away.  ``run`` fills ``out`` and moves sequences to running."""
 
-    def __init__(self, scheduler: Scheduler, out: SchedulerOutput, prefills: list[Sequence]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, out: SchedulerOutput, prefills: list[Sequence], waiting: list[Sequence]
+    ) -> None:
+        """prefills: running.  waiting: who may be admitted.  Both in order."""
         self.scheduler = scheduler
         self.kv = scheduler.kv
         self.config = scheduler.config
         self.out = out
         self.prefills = prefills
+        self.waiting = waiting
         self.budget = scheduler.config.max_num_batched_tokens - out.total_num_tokens
         self.long_budget = 0  # what long prompts may still take before the short ones had their turn
         self.capped: list[tuple[Sequence, ScheduledSequence | None]] = []  # long ones that could use more
@@ -36,13 +40,28 @@ class PrefillPlan:
         self.held: dict[int, tuple[int, int]] = {}
         self.free_slots = 0
         self.headroom = 0
-        self.admitting = bool(scheduler.waiting) and not out.preempted
+        self.admitting = bool(waiting) and not self._is_closed()
         if self.admitting:
-            slots = sum(seq.request.num_slots(seq) for seq in scheduler.running)
+            counted = self._counted()
             # Who only awaits his last token takes part in no step from now on.
-            self.free_slots = self.config.max_num_seqs - slots + len(out.ending)
-            growing = [seq for seq in scheduler.running if scheduler.can_grow(seq)]
+            slots = sum(seq.request.num_slots(seq) for seq in counted if not seq.is_ending)
+            self.free_slots = self.config.max_num_seqs - slots
+            growing = [seq for seq in counted if scheduler.can_grow(seq)]
             self.headroom = sum(seq.request.num_slots(seq) for seq in growing)
+
+    def _is_closed(self) -> bool:
+        """Nobody is admitted in a step that throws someone out."""
+        return bool(self.out.preempted)
+
+    def _counted(self) -> list[Sequence]:
+        """Running ones whose slots, and whose room to grow, are not for those that wait."""
+        return self.scheduler.running
+
+    def reserve(self, held: Iterable[tuple[int, int]]) -> None:
+        """Slots and blocks that others will need."""
+        for slots, blocks in held:
+            self.free_slots -= slots
+            self.headroom += blocks
 
     def run(self) -> None:
         priority: int | None = None
@@ -58,7 +77,7 @@ class PrefillPlan:
 
     def _in_order(self) -> Iterator[Sequence]:
         """Running prefills and, as long as admission is open, waiting sequences, merged by order."""
-        waiting = self.scheduler.waiting[: self.config.max_num_seqs] if self.admitting else []
+        waiting = self.waiting[: self.config.max_num_seqs] if self.admitting else []
         i = 0
         for seq in self.prefills:
             while i < len(waiting) and self.admitting and waiting[i].order < seq.order:
@@ -190,13 +209,16 @@ class PrefillPlan:
     def _admit(self, seq: Sequence, match: PrefixMatch) -> bool:
         """Move a waiting sequence to running; closes admission when it is short of blocks or slots."""
         slots = seq.request.num_slots(seq)
-        headroom = self.headroom if self.scheduler.running else 0
-        if slots > self.free_slots or not self.kv.admit(seq, match, headroom):
+        headroom = self.headroom if self._counted() else 0
+        if slots > self.free_slots or not self._get_room(seq, match, slots, headroom):
             self.admitting = False
             return False
         self.free_slots -= slots
         self._start(seq, slots)
         return True
+
+    def _get_room(self, seq: Sequence, match: PrefixMatch, slots: int, headroom: int) -> bool:
+        return self.kv.admit(seq, match, headroom)
 
     def _start(self, seq: Sequence, slots: int) -> None:
         scheduler = self.scheduler

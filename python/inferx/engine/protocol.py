@@ -16,9 +16,6 @@ from inferx.sampling_params import SamplingParams
 # Of work that runs beside or instead of idle capacity only; what callers ask for stays below.
 BACKGROUND_PRIORITY = 2**31 - 1
 
-# Background work: beside or instead of idle capacity, never in the way of requests with lower values.
-BACKGROUND_PRIORITY = 2**31 - 1
-
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

@@ -54,6 +54,8 @@ priority, the one that is cheapest to recompute: it has the fewest computed toke
 other sequence holds; of equals, the last in order.  It may be the one that asked.  Its blocks stay cached
 until they are needed, and it goes back to its place in the queue.
 
+*Background work* (BACKGROUND_PRIORITY) fills what all others leave, and gives way to them: background.py.
+
 *Progress.*  The first running sequence in order is never a victim.  If it finds no block, all others go, and
 then the pool is its own, which is enough: its length is limited to the pool's, and it ends with "length"
 there.  So the first in order always advances to its end; then another one is first.  A preempted one
@@ -83,8 +85,9 @@ those that do not (they ended, or were preempted) the result is None.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 
+from inferx.engine.background import first_background, has_background, plan_with_background
 from inferx.engine.block_pool import BlockAccountingError
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.kv_manager import KVManager
@@ -99,6 +102,7 @@ from inferx.engine.scheduler_output import (
     SchedulerOutput,
     SequenceUpdate,
 )
+from inferx.engine.token_run import TokenRun, take_run
 from inferx.errors import InferxError, InvalidRequestError
 
 __all__ = [
@@ -111,6 +115,8 @@ __all__ = [
     "SequenceUpdate",
 ]
 
+# What a step brings a sample; None: see ``Scheduler.update``.
+StepResult = int | TokenRun | SampleError | None
 # Steps that may be planned and not yet updated.
 MAX_IN_FLIGHT = 2
 
@@ -170,9 +176,13 @@ class Scheduler:
         self._check_room(request.priority)
 
         root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
-        priority = request.priority if config.policy == "priority" else 0
-        if not isinstance(priority, int):
-            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
+        priority = request.priority
+        if not isinstance(priority, int) or priority > BACKGROUND_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be an integer of at most {BACKGROUND_PRIORITY}, got {priority!r}", "priority"
+            )
+        if config.policy == "fcfs" and priority != BACKGROUND_PRIORITY:
+            priority = 0
         try:
             added = Request(request, root, priority, self._num_arrived, config.max_seq_len)
         except (OverflowError, TypeError) as e:
@@ -188,8 +198,8 @@ class Scheduler:
         most = self.config.max_waiting
         if most is None or priority == BACKGROUND_PRIORITY:
             return
-        free = max(0, self.config.max_num_seqs - len(self.running))
-        num_waiting = bisect_left(self.waiting, BACKGROUND_PRIORITY, key=lambda seq: ORDER(seq)[0])
+        free = max(0, self.config.max_num_seqs - first_background(self.running))
+        num_waiting = first_background(self.waiting)
         if num_waiting - free >= most:
             raise QueueFullError(f"{num_waiting - free} requests wait already (max_waiting={most})")
 
@@ -267,10 +277,13 @@ class Scheduler:
             raise RuntimeError(f"schedule: {MAX_IN_FLIGHT} steps have not been handed to update")
         out = SchedulerOutput()
         candidates = self._go_on(out) if self._in_flight else self.running[:]
-        prefills = self._schedule_decodes(out, candidates)
-        out.num_decodes = out.total_num_tokens = len(out.scheduled)
-        if prefills or self.waiting:
-            PrefillPlan(self, out, prefills).run()
+        if has_background(self.running) or has_background(self.waiting):
+            plan_with_background(self, out, candidates)
+        else:
+            prefills = self._schedule_decodes(out, candidates)
+            out.num_decodes = out.total_num_tokens = len(out.scheduled)
+            if prefills or self.waiting:
+                PrefillPlan(self, out, prefills, self.waiting).run()
         if len(out.scheduled) < len(self.running):
             placed = {id(e.seq) for e in out.scheduled}.union(map(id, out.ending), map(id, out.forking))
             out.scheduled_out = [seq for seq in self.running if id(seq) not in placed]
@@ -307,8 +320,11 @@ class Scheduler:
             if seq.status is not running:
                 continue  # preempted a moment ago
             position = seq.num_computed_tokens
-            if len(seq.token_ids) - position > 1 or len(seq.token_ids) == seq.num_prompt_tokens:
-                prefills.append(seq)
+            missing = len(seq.token_ids) - position
+            if missing > 1 or len(seq.token_ids) == seq.num_prompt_tokens:
+                # A run of tokens (see token_run) may need more blocks; a prompt has had all from the start.
+                if position + missing <= seq.writable_end or self._make_room(seq, out, missing):
+                    prefills.append(seq)
             elif position < seq.writable_end or self._make_room(seq, out):
                 scheduled.append(
                     ScheduledSequence(seq, position, 1, [seq], decode, seq.block_table, seq.token_source)
@@ -317,9 +333,9 @@ class Scheduler:
             prefills = [seq for seq in prefills if seq.status is running]
         return prefills
 
-    def _make_room(self, seq: Sequence, out: SchedulerOutput) -> bool:
-        """Get a block for the next token of ``seq``, preempting as needed; False when there is none."""
-        while not self.kv.allocate_slots(seq, 1):
+    def _make_room(self, seq: Sequence, out: SchedulerOutput, num_tokens: int = 1) -> bool:
+        """Get blocks for the next tokens of ``seq``, preempting as needed; False when there are none."""
+        while not self.kv.allocate_slots(seq, num_tokens):
             if len(self.running) == 1 and self.kv.has_pins:
                 return False  # a step in flight still holds blocks
             victim = self._pick_victim(out)
@@ -357,10 +373,10 @@ class Scheduler:
 
     # After a step
 
-    def update(
-        self, output: SchedulerOutput, results: list[int | SampleError | None]
-    ) -> list[SequenceUpdate]:
+    def update(self, output: SchedulerOutput, results: list[StepResult]) -> list[SequenceUpdate]:
         """Take in a step's results, one per sequence of ``output.samples``, in that order.
+
+        A TokenRun is for sequences whose next step has not been planned.
 
         Results of sequences that ended meanwhile are ignored.  None: the step was run again, without this
         one as it runs no longer.  Returns what changed.
@@ -394,9 +410,7 @@ class Scheduler:
             place += len(samples)
         return updates
 
-    def _end_failed(
-        self, output: SchedulerOutput, results: list[int | SampleError | None]
-    ) -> list[SequenceUpdate]:
+    def _end_failed(self, output: SchedulerOutput, results: list[StepResult]) -> list[SequenceUpdate]:
         """End the entries of which no sample succeeded, before anything they computed gets into the cache."""
         updates: list[SequenceUpdate] = []
         place = 0
@@ -413,7 +427,7 @@ class Scheduler:
             place += len(entry.samples)
         return updates
 
-    def _take_late(self, entry: ScheduledSequence, result: int | SampleError | None) -> list[SequenceUpdate]:
+    def _take_late(self, entry: ScheduledSequence, result: StepResult) -> list[SequenceUpdate]:
         """The entry's sequence was preempted while its step ran: its K and V are lost, its token is not."""
         seq = entry.seq
         if entry.phase is Phase.DECODE:
@@ -437,7 +451,9 @@ class Scheduler:
         if end == seq.num_prompt_tokens and seq.recompute_end < end:
             self._stats.prompt_tokens += seq.num_prompt_tokens
 
-    def _take_result(self, seq: Sequence, result: int | SampleError | None) -> SequenceUpdate:
+    def _take_result(self, seq: Sequence, result: StepResult) -> SequenceUpdate:
+        if isinstance(result, TokenRun):
+            return take_run(seq, result, self._take_result, self._finish)
         if isinstance(result, SampleError):
             seq.error = result.message
             self._finish(seq, "error")
