@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from inferx.errors import InvalidRequestError
+from inferx.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -29,6 +30,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: the same for the prompt's tokens.
     stop: text at which generation ends (not part of the answer unless include_stop_str_in_output).
     min_tokens: no end or stop token, and no stop string, before that many tokens.
+    structured_outputs: what the output must look like; an answer that is complete ends with "stop", whatever
+    min_tokens and ignore_eos say.
     """
 
     n: int = 1
@@ -54,6 +57,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
     eos_token_ids: list[int] = []  # filled by the front end: every end token the model declares
 
     def __post_init__(self) -> None:
@@ -104,6 +108,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _texts("bad_words", self.bad_words, MAX_BAD_WORDS)
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                raise InvalidRequestError(
+                    "structured_outputs must be StructuredOutputsParams, got "
+                    f"{_short(self.structured_outputs)}",
+                    "structured_outputs",
+                )
+            self.structured_outputs.validate()
         self._validate_token_ids(vocab_size)
 
     def _validate_token_ids(self, vocab_size: int | None) -> None:

@@ -4,11 +4,15 @@ The order, for each row (as in vLLM):
 
 1. log-probabilities, if asked for, of the raw distribution;
 2. ids the tokenizer does not know (padding of the vocabulary) are out of reach;
-3. allowed_token_ids, bad_words, min_tokens (no end or stop token yet), logit_bias;
+3. what the sample's grammar does not allow, then allowed_token_ids, bad_words, min_tokens (no end or stop
+   token yet), logit_bias;
 4. repetition_penalty (prompt and output), then frequency_penalty and presence_penalty (output);
 5. greedy: the largest logit, the lowest id among equals;
 6. otherwise temperature, min_p, top_k, top_p, and a draw by inverse CDF in order of token id, from one
    64-bit random integer that depends on (seed, sample index, token number) only.
+
+With a grammar, a logit_bias of -100 forbids the token, and where only end tokens may come min_tokens does not
+hold them back.
 
 A row's token and log-probabilities are the same bits whatever else is in the batch, on every device (see
 ``inferx.ops.sampling``).  A row that cannot be answered (NaN, no legal token) fails alone.
@@ -16,7 +20,7 @@ A row's token and log-probabilities are the same bits whatever else is in the ba
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +30,8 @@ from inferx import ops
 from inferx.engine.logits_processors import LogitsProcessors, apply_processors
 from inferx.engine.protocol import TokenLogprobs
 from inferx.engine.sampling_arrays import Download, upload
+from inferx.engine.structured.bitmask import apply_matchers
+from inferx.engine.structured.matcher import Matcher
 from inferx.errors import RequestFailedError
 from inferx.ops import SampleStatus
 from inferx.ops._lib import on_device
@@ -48,6 +54,7 @@ class SampleRow:
 
     ``seed_key``: params.seed, or any integer the engine chose for an unseeded request.
     ``step``: number of output tokens so far.  ``index``: number of the sample when n > 1.
+    ``matcher``: where the sample stands in its grammar, if it has one.
     """
 
     params: SamplingParams
@@ -56,6 +63,7 @@ class SampleRow:
     seed_key: int
     step: int
     index: int = 0
+    matcher: Matcher | None = field(default=None, repr=False, compare=False)
     processors: LogitsProcessors | None = field(default=None, repr=False, compare=False)
     # Always the largest of the logits as they are, and nothing else is asked for; None: not known yet.
     plain: bool | None = field(default=None, repr=False, compare=False)
@@ -77,12 +85,20 @@ class PendingSamples:
     that failed holds some id of the vocabulary.
     """
 
-    def __init__(self, token_ids: torch.Tensor, download: Download, counts: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        download: Download,
+        counts: Sequence[int | None],
+        failed: Mapping[int, str],
+    ) -> None:
         """download: token ids and two statuses of each row; where any row wants log-probabilities (counts:
-        how many alternatives), also ``ops.token_logprobs`` of those rows."""
+        how many alternatives), also ``ops.token_logprobs`` of those rows.  failed: rows whose token counts
+        for nothing, and why."""
         self.token_ids = token_ids
         self._download = download
         self._counts = counts
+        self._failed = failed
         self._results: list[SampleResult] | None = None
 
     def results(self) -> list[SampleResult]:
@@ -94,8 +110,9 @@ class PendingSamples:
     def _wait(self) -> list[SampleResult]:
         tokens, raw, processed, *listed = self._download.wait()
         results = []
-        for token, before, after in zip(tokens.tolist(), raw.tolist(), processed.tolist(), strict=True):
-            error = _ERRORS.get(before) or (_NO_LEGAL_TOKEN if after else None)
+        statuses = zip(tokens.tolist(), raw.tolist(), processed.tolist(), strict=True)
+        for r, (token, before, after) in enumerate(statuses):
+            error = _ERRORS.get(before) or self._failed.get(r) or (_NO_LEGAL_TOKEN if after else None)
             results.append(SampleResult(None if error else token, error=error))
         if listed:
             wanting = [r for r, count in enumerate(self._counts) if count is not None]
@@ -166,7 +183,11 @@ class Sampler:
         # Tokens on a device have to outlive the next launch, so these take their own memory.
         if logits.is_cpu and not on_device(logits) and rows and all(map(self._is_plain, rows)):
             return self._take_largest(logits, len(rows))
-        changed = [r for r, row in enumerate(rows) if self._processors(row).active(row.step)]
+        changed = [
+            r
+            for r, row in enumerate(rows)
+            if row.matcher is not None or self._processors(row).active(row.step)
+        ]
         # The raw row decides whether the model is at fault, so a row that is changed is looked at before.
         raw = _Options(rows, greedy=set(changed))
         arrays, count = raw.arrays, len(raw.arrays)
@@ -175,8 +196,9 @@ class Sampler:
         options = dict(zip(arrays, tensors[:count], strict=True))
         token_ids, status = ops.sample_tokens(logits, **options, num_ids=self.num_ids)
         after = torch.zeros_like(status)
+        failed: dict[int, str] = {}
         for part in _groups(changed, self.vocab_size, logits.device):
-            self._sample_changed(logits, rows, part, token_ids, after)
+            failed |= self._sample_changed(logits, rows, part, token_ids, after)
         outputs = [token_ids, status, after]
         if wanting:
             most = min(self.num_ids, max(rows[r].params.logprobs or 0 for r in wanting))
@@ -184,12 +206,18 @@ class Sampler:
             outputs += ops.token_logprobs(
                 logits, token_ids.index_select(0, at), most, rows=at, num_ids=self.num_ids
             )
-        return PendingSamples(token_ids, Download(outputs), [row.params.logprobs for row in rows])
+        counts = [row.params.logprobs for row in rows]
+        return PendingSamples(token_ids, Download(outputs), counts, failed)
 
     def _is_plain(self, row: SampleRow) -> bool:
         if row.plain is None:
             params = row.params
-            row.plain = params.greedy and params.logprobs is None and not self._processors(row).ever_active
+            row.plain = (
+                params.greedy
+                and params.logprobs is None
+                and params.structured_outputs is None
+                and not self._processors(row).ever_active
+            )
         return row.plain
 
     def _take_largest(self, logits: torch.Tensor, count: int) -> PendingSamples:
@@ -219,18 +247,28 @@ class Sampler:
         members: list[int],
         token_ids: torch.Tensor,
         status: torch.Tensor,
-    ) -> None:
-        """Sample rows whose logits are to be changed first; writes their ``token_ids`` and ``status``."""
+    ) -> dict[int, str]:
+        """Sample rows whose logits are to be changed first; writes their ``token_ids`` and ``status``.
+
+        Returns the rows whose grammar failed, and why.
+        """
         chosen = [rows[r] for r in members]
         arrays = _Options(chosen).arrays
         *tensors, at = upload([*arrays.values(), np.array(members, dtype=np.int64)], logits.device)
         x = logits.index_select(0, at).float()
-        lists = [self._processors(row).lists(row.output_token_ids, row.step) for row in chosen]
+        ending, failed = apply_matchers(x, [row.matcher for row in chosen], -(-self.num_ids // 32))
+        # As if the least number of tokens were there already.
+        steps = [row.step + row.params.min_tokens * (r in ending) for r, row in enumerate(chosen)]
+        lists = [
+            self._processors(row).lists(row.output_token_ids, step)
+            for row, step in zip(chosen, steps, strict=True)
+        ]
         apply_processors(x, lists, self.num_ids)
         options = dict(zip(arrays, tensors, strict=True))
         tokens, statuses = ops.sample_tokens(x, **options, num_ids=self.num_ids)
         token_ids.index_copy_(0, at, tokens)
         status.index_copy_(0, at, statuses)
+        return {members[r]: message for r, message in failed.items()}
 
     def prompt_logprobs(
         self, logits: torch.Tensor, next_token_ids: Sequence[int], k: int
@@ -278,7 +316,8 @@ def _entries(listed: Sequence[torch.Tensor], counts: Sequence[int]) -> list[Toke
 
 
 _NO_LEGAL_TOKEN = (
-    "no legal token is left: allowed_token_ids, bad_words, min_tokens and the model's own logits exclude all"
+    "no legal token is left: allowed_token_ids, bad_words, min_tokens, the grammar and the model's own "
+    "logits exclude all"
 )
 _ERRORS = {
     SampleStatus.NAN: "non-finite logits (NaN) from the model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 
 from inferx.engine.protocol import FinishReason
@@ -74,10 +75,15 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class SequenceUpdate:
-    """A sequence got a token or ended."""
+    """A sequence got a token, or several at once (``forced``: those behind the first), or ended.
+
+    ``complete``: the last token ends the answer and is part of it, unlike an end token.
+    """
 
     seq: Sequence
     token_id: int | None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    forced: SequenceABC[int] = ()
+    complete: bool = False

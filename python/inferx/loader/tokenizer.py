@@ -142,6 +142,12 @@ class Tokenizer:
         before, after = self._around
         return [*before, *ids, *after]
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of ordinary text that stands somewhere inside a longer one: no marker means anything, and its
+        first characters are like any others."""
+        _check_text(text)
+        return self._encode_plain(text, at_start=False)
+
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Ids without a token add nothing; bytes that are no UTF-8 become U+FFFD."""
         ids = [index for index in token_ids if 0 <= index < self.vocab_size]
