@@ -34,6 +34,8 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     enforce_eager: no CUDA graphs.
     num_blocks: size of the KV pool; otherwise kv_cache_memory_bytes, otherwise what is free and useful.
     max_num_batched_tokens: the token budget of one step.
+    enable_jump_ahead: where a grammar leaves no choice, tokens are appended without sampling each of them;
+    the answers are the same either way.
     max_waiting: most requests that wait for a place beside the max_num_seqs that run; None for no limit.
     """
 
@@ -52,6 +54,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    enable_jump_ahead: bool = True
     scheduling_policy: str = "priority"
     long_prefill_token_threshold: int = 0
     max_waiting: int | None = None

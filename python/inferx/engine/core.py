@@ -22,9 +22,14 @@ from inferx.engine.protocol import EngineOutput, EngineRequest, EngineStats, Fin
 from inferx.engine.request import Sequence, Status
 from inferx.engine.sample_state import PHASE_BUCKETS, PREEMPTED, SCHEDULED_OUT, SampleState, needs_history
 from inferx.engine.sampler import SampleResult, SampleRow
-from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, SequenceUpdate
+from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, SequenceUpdate, StepResult
 from inferx.engine.step_queue import Runner, StepQueue
+from inferx.engine.structured.requests import StructuredRequests, follow
+from inferx.engine.structured.vocabulary import Vocabulary
 from inferx.engine.wire import EngineInfo
+
+# How long a step waits when every request waits for its grammar.
+GRAMMAR_WAIT_SECONDS = 0.01
 
 
 class EngineCore:
@@ -44,6 +49,7 @@ class EngineCore:
         )
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
         self._with_history: set[str] = set()  # ids of requests whose sampling looks at their own output
+        self._structured = StructuredRequests(self._make_vocabulary, jump_ahead=args.enable_jump_ahead)
         self._steps = StepQueue(self.runner, self._state)
         self._num_pooled = 0  # tokens that pooling requests ended with, which nobody sees
         self._only_decodes = False  # whether nothing but decoding has been charged to since a step began
@@ -62,8 +68,9 @@ class EngineCore:
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request; InvalidRequestError when it can never run, QueueFullError when too many wait."""
         prefix_key = self.model.prefix_cache_key(len(request.prompt_token_ids))
-        self.scheduler.add_request(request, prefix_key)
         params = request.sampling_params
+        structured = params.structured_outputs is not None
+        self.scheduler.add_request(request, prefix_key, held=structured)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         row = SampleRow(params, request.prompt_token_ids, [], seed, 0)
         state = SampleState(row, request.arrival_time)
@@ -72,6 +79,12 @@ class EngineCore:
         self._states[request.request_id] = {0: state}
         if needs_history(params):
             self._with_history.add(request.request_id)
+        if structured:
+            self._structured.add(request.request_id, params)
+
+    def _make_vocabulary(self) -> Vocabulary:
+        eos = {*self.model.config.eos_token_ids, *self.tokenizer.eos_token_ids}
+        return Vocabulary(self.tokenizer, eos, self.info.vocab_size)
 
     def abort(self, request_id: str) -> None:
         """Drop every sample of a request and free its blocks; unknown ids are ignored."""
@@ -102,8 +115,10 @@ class EngineCore:
         The runner says how many steps may be under way.  With more than one, the steps behind are planned
         and launched before this waits.
         """
+        outputs = self._release_compiled()
         self._plan_ahead()
-        outputs = self._take_step() if self._steps else []
+        if self._steps:
+            outputs += self._take_step()
         while self._steps.oldest is not None and not self._steps.oldest.scheduled:
             self._take_step()  # an empty plan has nothing to say
         return outputs
@@ -112,8 +127,25 @@ class EngineCore:
         """Prepare for later steps, a little at a time, when there is no work; whether more is left."""
         return not self.has_work and self.runner.capture_graph(idle=True)
 
+    def _release_compiled(self) -> list[EngineOutput]:
+        """Let requests run whose grammar has been compiled; end those whose grammar is none."""
+        if not self.scheduler.held:
+            return []
+        if len(self.scheduler.held) == len(self.scheduler.requests) and not self._steps:
+            self._structured.wait(GRAMMAR_WAIT_SECONDS)
+        outputs: list[EngineOutput] = []
+        for request_id, fault in self._structured.take_compiled():
+            seq = self.scheduler.requests[request_id].sequences[0]
+            if fault is not None:
+                outputs += self._fail(seq, fault, self.clock())
+                continue
+            self._states[request_id][0].row.matcher = self._structured.new_matcher(request_id)
+            self.scheduler.release(request_id)
+        self._forget(outputs)
+        return outputs
+
     def _plan_ahead(self) -> None:
-        while self._steps.has_room and self.scheduler.has_unfinished() and not self._awaits_tokens():
+        while self._steps.has_room and self._has_runnable and not self._awaits_tokens():
             first = not self._steps
             plan = self.scheduler.schedule()
             now = self.clock()
@@ -121,6 +153,10 @@ class EngineCore:
             if first:
                 self._charge_start(plan, now)
             self._steps.launch(plan)
+
+    @property
+    def _has_runnable(self) -> bool:
+        return len(self.scheduler.requests) > len(self.scheduler.held)
 
     def _awaits_tokens(self) -> bool:
         """The next step would sample from a history that a step in flight is about to extend."""
@@ -135,7 +171,10 @@ class EngineCore:
         outputs: list[EngineOutput] = []
         for seq, message in step.failed:  # before the update, so that nothing of theirs gets into the cache
             outputs += self._fail(seq, message, now)
-        updates = self.scheduler.update(plan, [_as_update(r) for r in step.results])
+        changes = [_as_update(r) for r in step.results]
+        if self._structured:
+            self._follow_grammars(plan.samples, changes)
+        updates = self.scheduler.update(plan, changes)
         result_of = dict(zip(plan.samples, step.results, strict=True))
         # Samples that ended meanwhile have no update.
         outputs += [self._on_update(update, result_of[update.seq], now) for update in updates]
@@ -143,6 +182,14 @@ class EngineCore:
         if self._steps.oldest is not None:
             self._charge_start(self._steps.oldest, now)
         return outputs
+
+    def _follow_grammars(self, samples: list[Sequence], changes: list[StepResult]) -> None:
+        """Let the samples that have a grammar go on by their tokens."""
+        for i, (seq, change) in enumerate(zip(samples, changes, strict=True)):
+            if isinstance(change, int) and seq.finish_reason is None:
+                matcher = self._state(seq).row.matcher
+                if matcher is not None:
+                    changes[i] = follow(matcher, change)
 
     def _fail(self, seq: Sequence, message: str, now: float) -> list[EngineOutput]:
         """End every sample of a prompt whose computation failed."""
@@ -160,11 +207,14 @@ class EngineCore:
         first = not state.row.output_token_ids
         if first:
             state.charge(now)
-        state.note_token(update.token_id)
+        tokens = [update.token_id, *update.forced]
+        for token in tokens:
+            state.note_token(token)
         if state.pooler is not None:
             return self._pooled(seq, state.pooler, now)
-        output = self._output(seq, [update.token_id], update.finish_reason, now)
+        output = self._output(seq, tokens, update.finish_reason, now)
         output.stop_reason = update.stop_reason
+        output.ends_in_text = update.complete
         if result is not None and result.logprobs is not None:
             output.logprobs = [result.logprobs]
         if first and state.row.params.prompt_logprobs is not None:
@@ -213,6 +263,7 @@ class EngineCore:
 
     def _drop(self, request_id: str) -> None:
         self._states.pop(request_id, None)
+        self._structured.discard(request_id)
         self._with_history.discard(request_id)
 
     def _state(self, seq: Sequence) -> SampleState:
@@ -227,6 +278,7 @@ class EngineCore:
             state = states[0].fork(
                 SampleRow(row.params, row.prompt_token_ids, [], row.seed_key, 0, index=seq.index)
             )
+            state.row.matcher = self._structured.new_matcher(seq.request_id)
             states[seq.index] = state
         seq.sample_state = state
         return state
@@ -262,7 +314,7 @@ class EngineCore:
                 self._state(seq).charge(now, SCHEDULED_OUT)
 
 
-def _as_update(result: SampleResult | None) -> int | SampleError | None:
+def _as_update(result: SampleResult | None) -> StepResult:
     if result is None:
         return None
     if result.token_id is None:

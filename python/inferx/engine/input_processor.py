@@ -64,6 +64,8 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"n must be at most max_num_seqs ({self.max_num_seqs}), got {params.n}", "n"
             )
+        if params.structured_outputs is not None:
+            params.structured_outputs = params.structured_outputs.normalised()
         _check_allowed_tokens(params)
         room = self.max_model_len - len(prompt_token_ids)
         if params.max_tokens is None or params.max_tokens > room:

@@ -207,7 +207,8 @@ class _Sample:
         tokens = output.new_token_ids
         # The token that ends the text (end token or stop token id) has no text itself.
         silent = len(tokens)
-        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+        ends_outside = output.finish_reason == "stop" and not output.ends_in_text
+        if ends_outside and not self._params.include_stop_str_in_output:
             silent -= 1
         texts = []
         for i, token in enumerate(tokens):

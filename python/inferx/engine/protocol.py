@@ -90,6 +90,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     metrics: RequestMetrics | None = None  # with the last output of each sample
     num_cached_tokens: int = 0
     embedding: bytes | None = None  # float32; of a pooling request, with its end
+    ends_in_text: bool = False  # "stop" at a token that is part of the answer: a grammar is complete
 
 
 class EngineStats(msgspec.Struct):

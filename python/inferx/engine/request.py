@@ -21,6 +21,7 @@ class Status(enum.Enum):
     """Where a sequence is.  It holds blocks only while RUNNING."""
 
     UNBORN = "unborn"  # waits for the leader to compute the prompt
+    HELD = "held"  # for something that is not the scheduler's to say: see Scheduler.release
     WAITING = "waiting"  # never scheduled yet
     RUNNING = "running"
     PREEMPTED = "preempted"  # back in the waiting queue

@@ -144,7 +144,7 @@ class ModelRunner:
         if graphs is not None:
             self.capture_graph(idle=False)
             graphs.policy.on_step()
-            if not any(e.is_prefill for e in entries):
+            if not any(e.is_prefill or e.num_tokens > 1 for e in entries):
                 bucket = graphs.policy.graph_for(len(entries))
         batch = staging.stage(entries, pad_to=bucket, block_copies=plan.block_copies)
         if plan.block_copies:

@@ -27,7 +27,8 @@ PHASE_BUCKETS = {
 def needs_history(params: SamplingParams) -> bool:
     """Whether a token's choice depends on the output tokens before it, other than through the model."""
     return bool(
-        params.repetition_penalty != 1.0
+        params.structured_outputs is not None
+        or params.repetition_penalty != 1.0
         or params.presence_penalty
         or params.frequency_penalty
         or any(len(words) > 1 for words in params.bad_words_token_ids or ())

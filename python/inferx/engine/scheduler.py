@@ -136,6 +136,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Sequence] = []  # sorted by order
         self.waiting: list[Sequence] = []  # sorted by order
+        self.held: dict[str, Sequence] = {}  # leaders that wait for ``release``, by request id
         self._in_flight: list[SchedulerOutput] = []  # planned, not updated; the oldest first
         self._num_arrived = 0
         self._stats = EngineStats(num_blocks=config.num_blocks)
@@ -143,12 +144,18 @@ class Scheduler:
     # Requests come and go
 
     def add_request(
-        self, request: EngineRequest, prefix_key: str | None = None, adapter: str | None = None
+        self,
+        request: EngineRequest,
+        prefix_key: str | None = None,
+        adapter: str | None = None,
+        *,
+        held: bool = False,
     ) -> Request:
         """Queue a request.
 
         prefix_key: the model's ``prefix_cache_key``: prompts with different ones share no blocks.
         adapter: name and version of adapter weights, likewise.
+        held: it takes part in nothing before ``release``, and is then where it would have been.
         Raises InvalidRequestError when it can never run, QueueFullError when the queue is full.
         """
         config = self.config
@@ -188,9 +195,20 @@ class Scheduler:
         except (OverflowError, TypeError) as e:
             raise InvalidRequestError(f"prompt token ids must be int32 integers: {e}", "prompt") from e
         self._num_arrived += 1
-        insort(self.waiting, added.sequences[0], key=ORDER)
+        if held:
+            added.sequences[0].status = Status.HELD
+            self.held[request.request_id] = added.sequences[0]
+        else:
+            insort(self.waiting, added.sequences[0], key=ORDER)
         self.requests[request.request_id] = added
         return added
+
+    def release(self, request_id: str) -> None:
+        """A held request may be scheduled; for others nothing happens."""
+        seq = self.held.pop(request_id, None)
+        if seq is not None:
+            seq.status = Status.WAITING
+            insort(self.waiting, seq, key=ORDER)
 
     def _check_room(self, priority: object) -> None:
         """QueueFullError when max_waiting requests wait beside those that there are places for.  Background
@@ -199,7 +217,7 @@ class Scheduler:
         if most is None or priority == BACKGROUND_PRIORITY:
             return
         free = max(0, self.config.max_num_seqs - first_background(self.running))
-        num_waiting = first_background(self.waiting)
+        num_waiting = first_background(self.waiting) + len(self.held)
         if num_waiting - free >= most:
             raise QueueFullError(f"{num_waiting - free} requests wait already (max_waiting={most})")
 
@@ -237,7 +255,7 @@ class Scheduler:
         """A snapshot; its counters (prefix cache, preemptions, tokens, steps) never go back."""
         stats, pool = self._stats, self.kv.pool
         stats.num_running = sum(r.request.num_slots(r) for r in self.running)
-        stats.num_waiting = len(self.waiting)
+        stats.num_waiting = len(self.waiting) + len(self.held)
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_evictable
         stats.kv_cache_usage = pool.num_referenced / pool.num_blocks
@@ -267,6 +285,8 @@ class Scheduler:
             remove_ordered(self.running, seq)
         elif seq.status in (Status.WAITING, Status.PREEMPTED):
             remove_ordered(self.waiting, seq)
+        elif seq.status is Status.HELD:
+            del self.held[seq.request_id]
         seq.status = Status.FINISHED
 
     # Planning a step
@@ -517,7 +537,7 @@ class Scheduler:
             raise BlockAccountingError(f"{slots} slots in use, max_num_seqs is {self.config.max_num_seqs}")
         if any(seq.block_table for seq in self.waiting):
             raise BlockAccountingError("a waiting sequence holds blocks")
-        queued = {id(seq) for seq in (*self.running, *self.waiting)}
+        queued = {id(seq) for seq in (*self.running, *self.waiting, *self.held.values())}
         for request in self.requests.values():
             live = request.live_sequences()
             leaders = live if request.forked else request.sequences[:1]
