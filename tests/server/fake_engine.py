@@ -93,6 +93,7 @@ class FakeEngine:
             max_num_seqs=64,
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
+        self.queue_capacity: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -117,6 +118,10 @@ class FakeEngine:
 
     def is_healthy(self) -> tuple[bool, str]:
         return self.healthy
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.running) + len(self.waiting)
 
     def stats(self) -> EngineStats:
         return EngineStats(

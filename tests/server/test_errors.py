@@ -136,7 +136,7 @@ def test_model_names_are_keys_not_paths(client: httpx.Client, name: str) -> None
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_other_content_types(client: httpx.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
-    error = check_error(client.post("/v1/completions", content=b'{"prompt":"x"}', headers=headers), 400)
+    error = check_error(client.post("/v1/completions", content=b'{"prompt":"x"}', headers=headers), 415)
     assert "Content-Type" in error["message"]
 
 

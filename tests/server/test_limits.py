@@ -111,7 +111,7 @@ def test_more_headers_than_allowed_but_small(client: httpx.Client) -> None:
 
 
 def test_api_key(make_server: object, engine: FakeEngine) -> None:
-    url = make_server(ServerArgs(api_key="secret ключ")).url  # type: ignore[operator]
+    url = make_server(ServerArgs(api_keys=("other", "secret ключ"))).url  # type: ignore[operator]
     body = {"prompt": "x"}
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         response = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
@@ -122,4 +122,4 @@ def test_api_key(make_server: object, engine: FakeEngine) -> None:
     good = {b"authorization": "Bearer secret ключ".encode()}
     assert httpx.post(f"{url}/v1/completions", json=body, headers=good).status_code == 200
     assert httpx.get(f"{url}/health").status_code == 200
-    assert httpx.get(f"{url}/metrics").status_code == 200
+    assert httpx.get(f"{url}/metrics").status_code == 401

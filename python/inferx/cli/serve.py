@@ -38,7 +38,12 @@ def serve(
         _option("--served-model-name", help="Name in the API; may be repeated."),
     ] = None,
     api_key: Annotated[
-        str | None, _option("--api-key", help=f"Key that requests must carry (or ${API_KEY_VARIABLE}).")
+        list[str] | None,
+        _option(
+            "--api-key",
+            help=f"Key that requests must carry; may be repeated. Safer in ${API_KEY_VARIABLE} (several with "
+            "commas): other users of this machine see command lines.",
+        ),
     ] = None,
     generation_config: Annotated[
         str, _option("--generation-config", help="Sampling defaults: auto (the model's) or none.")
@@ -48,7 +53,7 @@ def serve(
     ] = "16MiB",
     shutdown_timeout: Annotated[
         int, _option("--shutdown-timeout", help="Seconds running requests get after SIGTERM.")
-    ] = 5,
+    ] = 20,
     access_log: Annotated[bool, _option("--access-log", help="Log every request.")] = False,
     seed: Annotated[int | None, _option("--seed", help="The same as --engine-seed (vLLM's name).")] = None,
     engine_args: EngineArgs = EngineArgs(),  # noqa: B008 (replaced by the flags)
@@ -64,7 +69,7 @@ def serve(
         port=port,
         served_model_names=names,
         generation_config=check_generation_config(generation_config),
-        api_key=api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        api_keys=_api_keys(api_key or []),
         max_body_bytes=parse_bytes(max_body_size, "max_body_size"),
         shutdown_timeout=shutdown_timeout,
         access_log=access_log,
@@ -78,3 +83,13 @@ def serve(
     from inferx.server.serve import run_server
 
     run_server(engine_args, server_args, show_progress=True)
+
+
+def _api_keys(given: list[str]) -> tuple[str, ...]:
+    """The flags' keys, else the variable's, which processes started from here do not inherit."""
+    variable = os.environ.pop(API_KEY_VARIABLE, "")
+    keys = given or [key for key in variable.split(",") if key.strip()]
+    keys = [key.strip() for key in keys]
+    if not all(keys) or (variable and not keys):
+        raise InvalidRequestError("--api-key: a key must not be empty")
+    return tuple(dict.fromkeys(keys))

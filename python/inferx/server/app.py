@@ -2,106 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
-from fastapi import FastAPI, Request
-from pydantic import BaseModel
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 
 from inferx import __version__
-from inferx.server import chat, completions, info, tokenize
+from inferx.server import chat, completions, info, openapi, tokenize
+from inferx.server import response_schemas as schemas
 from inferx.server.args import ServerArgs
-from inferx.server.context import ServerContext, context_of
+from inferx.server.context import ServerContext
 from inferx.server.engine_api import AsyncEngine
-from inferx.server.errors import error_response, handle_error
-from inferx.server.limits import ApiKeyGuard, HeaderLimit
+from inferx.server.errors import handle_error
+from inferx.server.guards import Gate
 from inferx.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    TokenizeChatRequest,
     TokenizeRequest,
 )
-from inferx.server.responses_api.routes import add_responses_routes
+from inferx.server.routes import Route, add_routes
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's; only seen in the access log
+GENERATION_ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        completions.create_completion,
+        "Text that goes on from one or several prompts.",
+        body=CompletionRequest,
+        response=schemas.Completion,
+        events=schemas.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat.create_chat_completion,
+        "The next message of a conversation.",
+        body=ChatCompletionRequest,
+        response=schemas.ChatCompletion,
+        events=schemas.ChatCompletionChunk,
+    ),
+)
+TEXT_ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize.tokenize,
+        "Token ids of a text or a conversation.",
+        body=TokenizeChatRequest | TokenizeRequest,
+        response=schemas.Tokenized,
+        tag="text",
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        tokenize.detokenize,
+        "Text of token ids.",
+        body=DetokenizeRequest,
+        response=schemas.Detokenized,
+        tag="text",
+    ),
+)
+INFO_ROUTES = (
+    Route("GET", "/v1/models", info.list_models, "The names a request may give.", response=schemas.ModelList),
+    Route("GET", "/v1/models/{name:path}", info.get_model, "One of these models.", response=schemas.Model),
+    Route(
+        "GET",
+        "/health",
+        info.health,
+        "200 while the engine makes progress.",
+        response=schemas.Health,
+        tag="server",
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        info.metrics,
+        "Metrics in Prometheus' text format.",
+        response={"type": "string"},
+        response_type="text/plain",
+        tag="server",
+    ),
+    Route("GET", "/version", info.version, "Of inferx.", response=schemas.Version, tag="server"),
+    Route(
+        "GET", "/openapi.json", info.openapi, "This description.", response={"type": "object"}, tag="server"
+    ),
+)
+# What other modules bring along is added here: their tuple of routes.
+ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
 
 
 def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:
     """The application over an engine that has been started."""
     args = args or ServerArgs()
     # No interactive documentation: its pages load scripts from elsewhere.
-    app = FastAPI(title="inferx", version=__version__, docs_url=None, redoc_url=None)
-    app.state.context = ServerContext(engine, args)
-    _add_generation_routes(app)
-    add_responses_routes(app, _answer, _body_schema)
-    _add_text_routes(app)
-    _add_info_routes(app)
+    app = FastAPI(
+        title="inferx",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    context = ServerContext(engine, args)
+    app.state.context = context
+    app.state.routes = []
+    add_routes(app, ROUTES)
+    app.openapi = lambda: _document(app, args)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, handle_error)  # unknown paths and methods
-    if args.api_key:
-        app.add_middleware(ApiKeyGuard, api_key=args.api_key)
-    app.add_middleware(HeaderLimit, max_bytes=args.max_header_bytes, max_headers=args.max_headers)
+    app.add_middleware(Gate, context=context)
+    if args.allowed_origins:
+        # Outside of the gate: a browser asks beforehand, without a key, and must be able to read errors.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(args.allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     return app
 
 
-def _add_generation_routes(app: FastAPI) -> None:
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
-    async def create_completion(request: Request) -> Response:
-        return await _answer(completions.create_completion(context_of(request), request))
-
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatCompletionRequest))
-    async def create_chat_completion(request: Request) -> Response:
-        return await _answer(chat.create_chat_completion(context_of(request), request))
-
-
-def _add_text_routes(app: FastAPI) -> None:
-    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
-    async def tokenize_text(request: Request) -> Response:
-        return await _answer(tokenize.tokenize(context_of(request), request))
-
-    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
-    async def detokenize_ids(request: Request) -> Response:
-        return await _answer(tokenize.detokenize(context_of(request), request))
-
-
-def _add_info_routes(app: FastAPI) -> None:
-    @app.get("/v1/models")
-    async def list_models(request: Request) -> Response:
-        return info.list_models(context_of(request))
-
-    @app.get("/v1/models/{name:path}")
-    async def get_model(request: Request, name: str) -> Response:
-        return await _answer(info.get_model(context_of(request), name))
-
-    @app.get("/health")
-    async def health(request: Request) -> Response:
-        return await _answer(info.health(context_of(request)))
-
-    @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        return info.metrics(context_of(request))
-
-    @app.get("/version")
-    async def version() -> Response:
-        return info.version()
-
-
-def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Bodies are read by hand, with limits, so the schema has to be declared."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-async def _answer(endpoint: Awaitable[Response]) -> Response:
-    """The endpoint's response, or its error as one.
-
-    Not left to the framework's handler for all exceptions: that one also drops the connection.
-    """
-    try:
-        return await endpoint
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    except Exception as error:
-        return error_response(error)
+def _document(app: FastAPI, args: ServerArgs) -> dict[str, Any]:
+    return openapi.document(app.state.routes, with_keys=bool(args.api_keys))

@@ -5,27 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MIB = 1 << 20
+from inferx.server import limits_table as limits
 
 
 @dataclass(frozen=True)
 class ServerArgs:
     """served_model_names: every name a request may give as ``model``; empty = the engine's own name.
     generation_config: ``auto`` takes sampling defaults from the model's generation_config.json, ``none``
-    takes the API's.  max_body_bytes and the header limits are counted while reading, whatever the
-    request says about itself.  first_output_grace: seconds a streamed request may wait for its first
-    token before the 200 is sent; an error inside that time is a real HTTP status.
-    shutdown_timeout: seconds that running requests get to finish after SIGTERM."""
+    takes the API's.  api_keys: any of them admits a request; none = no key is asked for.
+    allowed_origins: of web pages that may call (CORS); "*" is all of them, none = no page.
+    max_...: see ``limits_table``; header and body are counted while reading, whatever the request says
+    about itself.  ..._timeout: seconds, likewise.
+    first_output_grace: seconds a streamed request may wait for its first token before the 200 is sent; an
+    error inside that time is a real HTTP status.
+    shutdown_timeout: seconds that running requests get to finish after SIGTERM: with what comes after it,
+    less than the 30 that Kubernetes waits."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     generation_config: Literal["auto", "none"] = "auto"
-    api_key: str | None = None
-    max_body_bytes: int = 16 * MIB
-    max_header_bytes: int = 64 << 10
-    max_headers: int = 128
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = limits.BODY_BYTES.most
+    max_header_bytes: int = limits.HEADER_BYTES.most
+    max_connections: int = limits.CONNECTIONS.most
+    header_timeout: float = limits.HEADER_SECONDS.most
+    body_timeout: float = limits.BODY_SECONDS.most
+    keep_alive_timeout: float = limits.KEEP_ALIVE_SECONDS.most
+    write_timeout: float = limits.WRITE_SECONDS.most
+    text_timeout: float = limits.TEXT_SECONDS.most
     first_output_grace: float = 10.0
     keep_alive_interval: float = 15.0
-    shutdown_timeout: int = 5
+    shutdown_timeout: float = 20
     access_log: bool = False

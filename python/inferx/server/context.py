@@ -8,9 +8,11 @@ from typing import Any, cast
 
 from starlette.requests import Request
 
+from inferx.server.admission import Admission
 from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import ApiError, shorten
+from inferx.server.lifecycle import Lifecycle
 from inferx.server.limits import check_content_type, read_body
 from inferx.server.logprobs import TokenNames
 from inferx.server.metrics import ServerMetrics
@@ -28,7 +30,10 @@ class ServerContext:
         self.model_names = args.served_model_names or (engine.model_name,)
         self.text = TextPool(engine.tokenizer, engine.max_model_len)
         self.names = TokenNames(engine.tokenizer)
+        self.lifecycle = Lifecycle()
+        self.admission = Admission(engine)
         self.metrics = ServerMetrics(engine, self.model_names[0])
+        self.metrics.on_request_end = self.admission.ended
         config = engine.generation_config if args.generation_config == "auto" else {}
         self.sampling_defaults = sampling_defaults(config)
         self.started = int(time.time())

@@ -83,3 +83,13 @@ class AsyncEngine(Protocol):
     def is_healthy(self) -> tuple[bool, str]: ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run or wait, background work aside."""
+        ...
+
+    @property
+    def queue_capacity(self) -> int | None:
+        """Most unfinished requests; more are refused with QueueFullError.  None: no limit."""
+        ...

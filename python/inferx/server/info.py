@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import Response
 
 from inferx import __version__
@@ -13,12 +14,12 @@ from inferx.server.errors import ApiError
 from inferx.server.responses import json_response
 
 
-def list_models(context: ServerContext) -> Response:
+async def list_models(context: ServerContext, request: Request) -> Response:
     return json_response({"object": "list", "data": [_model(context, name) for name in context.model_names]})
 
 
-async def get_model(context: ServerContext, name: str) -> Response:
-    return json_response(_model(context, context.check_model(name)))
+async def get_model(context: ServerContext, request: Request) -> Response:
+    return json_response(_model(context, context.check_model(request.path_params["name"])))
 
 
 def _model(context: ServerContext, name: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def _model(context: ServerContext, name: str) -> dict[str, Any]:
     }
 
 
-async def health(context: ServerContext) -> Response:
+async def health(context: ServerContext, request: Request) -> Response:
     """200 while the engine makes progress, 503 with the reason otherwise."""
     healthy, reason = context.engine.is_healthy()
     if not healthy:
@@ -41,9 +42,13 @@ async def health(context: ServerContext) -> Response:
     return json_response({"status": "ok"})
 
 
-def metrics(context: ServerContext) -> Response:
+async def metrics(context: ServerContext, request: Request) -> Response:
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def version() -> Response:
+async def version(context: ServerContext, request: Request) -> Response:
     return json_response({"version": __version__})
+
+
+async def openapi(context: ServerContext, request: Request) -> Response:
+    return json_response(request.app.openapi())

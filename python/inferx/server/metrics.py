@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from inferx.engine.protocol import EngineStats, RequestMetrics
 from inferx.outputs import RequestOutput
+from inferx.server.unknown_fields import unknown_fields
 
 if TYPE_CHECKING:
     from inferx.server.generation import Job
@@ -83,7 +84,18 @@ class ServerMetrics:
     def __init__(self, engine: StatsSource, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.model_name = model_name
+        self.on_request_end: Callable[[], None] = lambda: None
         self.registry.register(EngineCollector(engine, model_name))
+        self.registry.register(unknown_fields)
+        self._responses = Counter(
+            "inferx:http_responses",
+            "Responses by endpoint and status (0: the client left first).",
+            ("endpoint", "status"),
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "inferx:http_refusals", "Error responses by code.", ("code",), registry=self.registry
+        )
         token_buckets = tuple(float(2**i) for i in range(18))
         self._time_to_first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
@@ -130,6 +142,12 @@ class ServerMetrics:
         """The text format that Prometheus scrapes."""
         return generate_latest(self.registry)
 
+    def observe_response(self, endpoint: str, status: int, error_code: str | None) -> None:
+        """A response has been sent.  endpoint: the route's path as registered, so that labels are few."""
+        self._responses.labels(endpoint, str(status)).inc()
+        if error_code is not None:
+            self._refusals.labels(error_code).inc()
+
     async def observe(
         self, outputs: AsyncGenerator[RequestOutput, None], job: Job
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -158,6 +176,7 @@ class ServerMetrics:
             reason = "error"
             raise
         finally:
+            self.on_request_end()
             for _ in unfinished:
                 self._success.labels(self.model_name, reason).inc()
 

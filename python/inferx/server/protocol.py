@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
+from inferx.server.unknown_fields import unknown_fields
 
 StopTokenIds = Annotated[list[int], Field(max_length=limits.STOP_TOKEN_IDS.most, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(max_length=limits.TOKEN_IDS.most, fail_fast=True)]
@@ -196,6 +197,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def parse_request(model: type[Model], data: dict[str, Any]) -> Model:
     """``data`` as ``model``; ApiError naming the first field that is wrong."""
+    unknown_fields.observe(model, data)
     try:
         return model.model_validate(data)
     except ValidationError as error:

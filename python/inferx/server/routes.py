@@ -70,13 +70,16 @@ def add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
         known.append(route)
         app.router.routes.append(
             StarletteRoute(
-                route.path, _answering(route.endpoint), methods=[route.method], include_in_schema=False
+                route.path,
+                _answering(route.path, route.endpoint),
+                methods=[route.method],
+                include_in_schema=False,
             )
         )
 
 
-def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint's response, or its error as one.
+def _answering(path: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint's response, or its error as one.  ``route_path`` is the endpoint's label in metrics.
 
     Not left to the framework's handler for all exceptions: that one also drops the connection.
     """
@@ -87,6 +90,7 @@ def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return error_response(error)
+            return error_response(error, context_of(request).admission.retry_after)
 
+    answer.route_path = path  # type: ignore[attr-defined]
     return answer
