@@ -23,6 +23,7 @@ from inferx.server.protocol import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
+from inferx.server.responses_api.routes import RESPONSES_ROUTES
 from inferx.server.routes import Route, add_routes
 
 GENERATION_ROUTES = (
@@ -91,7 +92,7 @@ INFO_ROUTES = (
     ),
 )
 # What other modules bring along is added here: their tuple of routes.
-ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
+ROUTES = (*GENERATION_ROUTES, *RESPONSES_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
 
 
 def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -19,6 +19,8 @@ from inferx.server.metrics import ServerMetrics
 from inferx.server.protocol import parse_json
 from inferx.server.sampling import sampling_defaults
 from inferx.server.text_pool import TextPool
+
+Part = TypeVar("Part")
 
 
 class ServerContext:
@@ -37,6 +39,13 @@ class ServerContext:
         config = engine.generation_config if args.generation_config == "auto" else {}
         self.sampling_defaults = sampling_defaults(config)
         self.started = int(time.time())
+        self._parts: dict[type, Any] = {}
+
+    def part(self, kind: type[Part]) -> Part:
+        """The server's one object of that kind, made when it is first asked for (a store, say)."""
+        if kind not in self._parts:
+            self._parts[kind] = kind()
+        return cast(Part, self._parts[kind])
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; 404 for a model that is not served.  A name is a key, never a path."""

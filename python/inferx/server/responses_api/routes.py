@@ -5,44 +5,72 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
-from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
-from inferx.server.context import context_of
+from inferx.server.context import ServerContext
 from inferx.server.responses_api import endpoints
 from inferx.server.responses_api.protocol import ResponsesRequest
 from inferx.server.responses_api.store import ResponseStore
+from inferx.server.routes import Endpoint, Route
 
-Answer = Callable[[Awaitable[Response]], Awaitable[Response]]
-BodySchema = Callable[[type[BaseModel]], dict[str, Any]]
+OBJECT = {"type": "object"}
 
 
-def add_responses_routes(app: FastAPI, answer: Answer, body_schema: BodySchema) -> None:
-    """answer: an endpoint's response or its error as one.  body_schema: declares a body read by hand."""
-    store = ResponseStore()
-    schema = body_schema(ResponsesRequest)
+def _with_store(call: Callable[[ServerContext, ResponseStore, Request], Awaitable[Response]]) -> Endpoint:
+    async def endpoint(context: ServerContext, request: Request) -> Response:
+        return await call(context, context.part(ResponseStore), request)
 
-    @app.post("/v1/responses", openapi_extra=schema)
-    async def create_response(request: Request) -> Response:
-        return await answer(endpoints.create_response(context_of(request), store, request))
+    return endpoint
 
-    @app.post("/v1/responses/input_tokens", openapi_extra=schema)
-    async def count_input_tokens(request: Request) -> Response:
-        return await answer(endpoints.count_input_tokens(context_of(request), store, request))
 
-    @app.get("/v1/responses/{response_id}")
-    async def get_response(request: Request, response_id: str) -> Response:
-        return await answer(endpoints.get_response(context_of(request), store, request, response_id))
+def _id(request: Request) -> str:
+    return str(request.path_params["response_id"])
 
-    @app.delete("/v1/responses/{response_id}")
-    async def delete_response(request: Request, response_id: str) -> Response:
-        return await answer(endpoints.delete_response(store, response_id))
 
-    @app.post("/v1/responses/{response_id}/cancel")
-    async def cancel_response(request: Request, response_id: str) -> Response:
-        return await answer(endpoints.cancel_response(store, response_id))
+def _route(method: str, path: str, call: Any, summary: str, **more: Any) -> Route:
+    return Route(method, f"/v1/responses{path}", _with_store(call), summary, response=OBJECT, **more)
 
-    @app.get("/v1/responses/{response_id}/input_items")
-    async def list_input_items(request: Request, response_id: str) -> Response:
-        return await answer(endpoints.list_input_items(store, request, response_id))
+
+RESPONSES_ROUTES = (
+    _route(
+        "POST",
+        "",
+        endpoints.create_response,
+        "An answer to input items.",
+        body=ResponsesRequest,
+        events=OBJECT,
+    ),
+    _route(
+        "POST",
+        "/input_tokens",
+        endpoints.count_input_tokens,
+        "How many tokens that input has.",
+        body=ResponsesRequest,
+    ),
+    _route(
+        "GET",
+        "/{response_id}",
+        lambda context, store, request: endpoints.get_response(context, store, request, _id(request)),
+        "A stored response.",
+        events=OBJECT,
+    ),
+    _route(
+        "DELETE",
+        "/{response_id}",
+        lambda context, store, request: endpoints.delete_response(store, _id(request)),
+        "Forget a stored response.",
+    ),
+    _route(
+        "POST",
+        "/{response_id}/cancel",
+        lambda context, store, request: endpoints.cancel_response(store, _id(request)),
+        "End a response that runs in the background.",
+    ),
+    _route(
+        "GET",
+        "/{response_id}/input_items",
+        lambda context, store, request: endpoints.list_input_items(store, request, _id(request)),
+        "What a stored response was asked.",
+    ),
+)
