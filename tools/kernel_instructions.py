@@ -33,6 +33,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "rope_and_cache_kernel<__nv_bfloat16, __nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
     "rotary_embedding_kernel<__nv_bfloat16, 8": (VECTOR_LOAD, VECTOR_STORE),
     "sample_tokens_kernel": (VECTOR_LOAD,),
+    "apply_token_bitmask_kernel": (VECTOR_STORE,),
     "decode::attention_decode_kernel": (CP_ASYNC, LDMATRIX, MMA),
     "prefill::attention_prefill_kernel": (CP_ASYNC, LDMATRIX, MMA),
     "mla::mla_attention_mma_kernel": (CP_ASYNC, LDMATRIX, MMA),

@@ -22,5 +22,6 @@ void bind_gather_blocks(pybind11::module_& m);  // gather_blocks, scatter_blocks
 void bind_moe_routing(pybind11::module_& m);    // topk_softmax, topk_sigmoid, grouped_topk
 void bind_moe_align(pybind11::module_& m);
 void bind_moe_sum(pybind11::module_& m);
+void bind_token_bitmask(pybind11::module_& m);
 
 }  // namespace inferx

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_C, m) {
   inferx::bind_moe_routing(m);
   inferx::bind_moe_align(m);
   inferx::bind_moe_sum(m);
+  inferx::bind_token_bitmask(m);
 #ifdef INFERX_WITH_CUDA
   auto cuda = m.def_submodule("cuda", "The same functions for CUDA tensors.");
   inferx::bind_cuda_families(cuda);

@@ -41,6 +41,8 @@ def test_what_is_no_tensor(value: Any) -> None:
     calls = [
         ("sample_tokens: logits", lambda: ops.sample_tokens(value)),
         ("apply_logits_processors: logits", lambda: ops.apply_logits_processors(value)),
+        ("apply_token_bitmask: logits", lambda: ops.apply_token_bitmask(value, x)),
+        ("apply_token_bitmask: bitmask", lambda: ops.apply_token_bitmask(x, value)),
         ("token_logprobs: logits", lambda: ops.token_logprobs(value, torch.tensor([0]))),
         ("token_logprobs: token_ids", lambda: ops.token_logprobs(x, value)),
         ("paged_attention: query", lambda: ops.paged_attention(value, x, x, x, x, x, 1.0)),

@@ -12,6 +12,7 @@ FILES = [
     "test_reshape_and_cache.py",
     "test_routing.py",
     "test_moe_sum.py",
+    "test_token_bitmask.py",
 ]
 
 

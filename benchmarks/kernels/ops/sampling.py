@@ -1,4 +1,4 @@
-"""Choosing tokens: argmax, sampling with top-k and top-p, log-probabilities."""
+"""Choosing tokens: argmax, sampling with top-k and top-p, log-probabilities, masks of tokens."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def cases(target: Target) -> Cases:
                     "sample_tokens", f"R={rows} V={vocab} {kind}", partial(sample, target, rows, vocab, kind)
                 )
             yield Case("token_logprobs", f"R={rows} V={vocab} top=5", partial(logprobs, target, rows, vocab))
+            for kind in ("few", "half", "most"):
+                yield Case(
+                    "apply_token_bitmask",
+                    f"R={rows} V={vocab} {kind}",
+                    partial(mask, target, rows, vocab, kind),
+                )
 
 
 def _logits(target: Target, rows: int, vocab: int) -> list[torch.Tensor]:
@@ -56,3 +62,16 @@ def logprobs(target: Target, rows: int, vocab: int) -> Work:
     sets = _logits(target, rows, vocab)
     tokens = torch.arange(rows, device=target.device)
     return Work([partial(ops.token_logprobs, x, tokens, 5) for x in sets], 4.0 * rows * vocab)
+
+
+def mask(target: Target, rows: int, vocab: int, kind: str) -> Work:
+    """Few, half or most of the tokens are allowed, in runs of words as a grammar leaves them."""
+    sets = _logits(target, rows, vocab)
+    words = -(-vocab // 32)
+    share = {"few": 0.01, "half": 0.5, "most": 0.99}[kind]
+    allowed = torch.rand(rows, words, device=target.device) < share
+    bitmask = torch.where(allowed, -1, 0).int()
+    masked = ~allowed.repeat_interleave(32, 1)[:, :vocab]
+    peer = [partial(x.masked_fill_, masked, -torch.inf) for x in sets]
+    nbytes = 4.0 * rows * words + 4.0 * rows * vocab * (1 - share)
+    return Work([partial(ops.apply_token_bitmask, x, bitmask) for x in sets], nbytes, peers={"torch": peer})

@@ -36,6 +36,7 @@ from inferx.ops.routing import (
 from inferx.ops.sampling import (
     SampleStatus,
     apply_logits_processors,
+    apply_token_bitmask,
     sample_tokens,
     take_largest,
     token_logprobs,
@@ -53,6 +54,7 @@ __all__ = [
     "StepInput",
     "StepProgram",
     "apply_logits_processors",
+    "apply_token_bitmask",
     "batched_linear",
     "build_info",
     "cascade_attention",

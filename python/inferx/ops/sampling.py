@@ -17,6 +17,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "SampleStatus",
     "apply_logits_processors",
+    "apply_token_bitmask",
     "sample_tokens",
     "take_largest",
     "token_logprobs",
@@ -34,6 +35,9 @@ _apply_logits_processors = register(
     "Tensor? banned_offsets, Tensor? banned_ids, Tensor? bias_offsets, Tensor? bias_ids, Tensor? bias, "
     "Tensor? seen_offsets, Tensor? seen_ids, Tensor? seen_counts, Tensor? repetition_penalty, "
     "Tensor? frequency_penalty, Tensor? presence_penalty) -> ()"
+)
+_apply_token_bitmask = register(
+    "apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor? rows) -> ()"
 )
 _token_logprobs = register(
     "token_logprobs(Tensor(a!) ids, Tensor(b!) logprobs, Tensor(c!) ranks, Tensor logits, Tensor token_ids, "
@@ -174,6 +178,29 @@ def apply_logits_processors(
         frequency_penalty,
         presence_penalty,
     )
+
+
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
+    """Masks tokens in place: a logit becomes -inf where its bit is 0, and keeps its bits where it is 1.
+
+    Args:
+        logits: ``[R, V]``, float32, float16 or bfloat16, contiguous last dimension.
+        bitmask: int32 ``[M, W]``, contiguous last dimension.  Bit j of word w stands for token 32 * w + j.
+            Tokens at 32 * W or above are masked; bits for tokens at V or above mean nothing.
+        rows: int64 or int32 [M]: the row of the logits that each mask belongs to.  The other rows stay as
+            they are.  No row may be named twice.  None: M = R, in order.
+
+    On a GPU the host does not look at the values in ``rows``: there a mask whose row does not exist does
+    nothing, and a row that is named twice loses the tokens of both masks.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong, ``logits`` shares memory with another
+            argument, or (on the CPU) a row does not exist or is named twice.
+    """
+    check_tensor("apply_token_bitmask", "logits", logits)
+    check_tensor("apply_token_bitmask", "bitmask", bitmask)
+    call = _apply_token_bitmask if is_compiling() else kernels_for(logits).apply_token_bitmask
+    call(logits, bitmask, rows)
 
 
 def token_logprobs(
