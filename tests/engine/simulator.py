@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferx.engine.config import SchedulerConfig
-from inferx.engine.protocol import EngineRequest
+from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineRequest
 from inferx.engine.request import Sequence, Status
 from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput
 from inferx.sampling_params import SamplingParams
@@ -45,6 +45,10 @@ EVENTS = (
 )
 
 Record = tuple[object, int, int, int]
+
+
+def is_background(seq: Sequence) -> bool:
+    return seq.order[0] == BACKGROUND_PRIORITY
 
 
 def mix(h: int, value: int) -> int:
@@ -184,10 +188,20 @@ class Simulation:
         assert len(scheduler.running) <= config.max_num_seqs
         if scheduler.has_unfinished():
             assert out.total_num_tokens > 0, "no progress"
-            assert id(scheduler.running[0]) in entries, "the first in order was left out"
+            first = scheduler.running[0]
+            assert id(first) in entries or (is_background(first) and urgent), (
+                "the first in order was left out"
+            )
+        urgent = [s for s in (*scheduler.running, *scheduler.waiting) if not is_background(s)]
         for seq in ready:
-            assert id(seq) in entries or seq in out.preempted, f"{seq} was ready to decode and left out"
-        assert not (out.preempted and (out.admitted or out.resumed))
+            if not is_background(seq) or not urgent:
+                assert id(seq) in entries or seq in out.preempted, f"{seq} was ready to decode and left out"
+        came = (*out.admitted, *out.resumed)
+        assert not (out.preempted and any(map(is_background, came)))
+        assert not came or all(map(is_background, out.preempted))
+        if urgent:
+            tokens = sum(e.num_tokens for e in out.scheduled if is_background(e.seq))
+            assert tokens <= config.background_tokens, "background work takes more than its share"
         for i, e in enumerate(out.scheduled):
             assert e.num_tokens > 0
             assert e.first_position == e.seq.num_computed_tokens
