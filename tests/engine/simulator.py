@@ -186,13 +186,12 @@ class Simulation:
         assert {id(s) for s in scheduler.running} == entries.keys() | {id(s) for s in out.scheduled_out}
         assert not entries.keys() & {id(s) for s in out.scheduled_out}
         assert len(scheduler.running) <= config.max_num_seqs
+        urgent = [s for s in (*scheduler.running, *scheduler.waiting) if not is_background(s)]
         if scheduler.has_unfinished():
             assert out.total_num_tokens > 0, "no progress"
             first = scheduler.running[0]
-            assert id(first) in entries or (is_background(first) and urgent), (
-                "the first in order was left out"
-            )
-        urgent = [s for s in (*scheduler.running, *scheduler.waiting) if not is_background(s)]
+            waits = is_background(first) and urgent
+            assert id(first) in entries or waits, "the first in order was left out"
         for seq in ready:
             if not is_background(seq) or not urgent:
                 assert id(seq) in entries or seq in out.preempted, f"{seq} was ready to decode and left out"
