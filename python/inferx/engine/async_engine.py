@@ -28,6 +28,8 @@ from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.process import LaunchOptions
 from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineStats
 from inferx.engine.scheduler import QueueFullError
+from inferx.engine.structured.validator import GrammarValidator
+from inferx.engine.structured.vocabulary import Vocabulary
 from inferx.errors import (
     EngineDeadError,
     EngineShutDownError,
@@ -40,6 +42,7 @@ from inferx.loader import load_tokenizer, open_checkpoint
 from inferx.outputs import RequestOutput
 from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
+from inferx.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger("inferx.engine")
 
@@ -136,6 +139,8 @@ class AsyncEngine:
             eos_token_ids=self.config.eos_token_ids,
         )
         self.outputs = OutputProcessor(self.tokenizer)
+        eos = {*self.config.eos_token_ids, *self.tokenizer.eos_token_ids}
+        self.grammars = GrammarValidator(Vocabulary(self.tokenizer, eos, self.vocab_size))
         self._stats = self._idle_stats()
         self._last_progress = time.monotonic()
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_process())]
@@ -148,6 +153,8 @@ class AsyncEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self._fail_all("the engine was shut down before the request had finished")
+        if self.info is not None:
+            self.grammars.close()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(zmq.ZMQError):
                 await self._to_core.send(wire.encoder.encode(wire.Shutdown()), zmq.NOBLOCK)
@@ -219,6 +226,8 @@ class AsyncEngine:
         when this request failed inside the engine; EngineDeadError when the process is gone.
         """
         self._check_alive()
+        if pooling is None and isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            await self.check_structured_outputs(params.structured_outputs)
         if request_id in self._queues:
             raise InvalidRequestError(f"request_id {request_id!r} is already in use", "request_id")
         options: Any = {"priority": priority, "cache_salt": cache_salt, "arrival_time": arrival_time}
@@ -252,6 +261,15 @@ class AsyncEngine:
             self.outputs.abort(request_id)
             if not finished and self._dead is None and not self._closing:
                 await asyncio.shield(self._send(wire.AbortRequest(request_id)))
+
+    async def check_structured_outputs(self, params: StructuredOutputsParams) -> None:
+        """Try a grammar in a child process, off the event loop; verdicts are remembered.
+
+        InvalidRequestError (param "structured_outputs") when it is wrong, can match nothing, or takes too
+        much time or memory; QueueFullError when others' grammars take all the time.
+        """
+        if not self.grammars.known(params):
+            await asyncio.to_thread(self.grammars.check, params)
 
     async def abort(self, request_id: str) -> None:
         """Drop a request; its iterator ends with RequestFailedError."""

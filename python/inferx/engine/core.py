@@ -49,7 +49,7 @@ class EngineCore:
         )
         self._states: dict[str, dict[int, SampleState]] = {}  # by request id, then sample index
         self._with_history: set[str] = set()  # ids of requests whose sampling looks at their own output
-        self._structured = StructuredRequests(self._make_vocabulary, jump_ahead=args.enable_jump_ahead)
+        self._structured = StructuredRequests(self.make_vocabulary, jump_ahead=args.enable_jump_ahead)
         self._steps = StepQueue(self.runner, self._state)
         self._num_pooled = 0  # tokens that pooling requests ended with, which nobody sees
         self._only_decodes = False  # whether nothing but decoding has been charged to since a step began
@@ -82,7 +82,8 @@ class EngineCore:
         if structured:
             self._structured.add(request.request_id, params)
 
-    def _make_vocabulary(self) -> Vocabulary:
+    def make_vocabulary(self) -> Vocabulary:
+        """The model's tokens, for grammars."""
         eos = {*self.model.config.eos_token_ids, *self.tokenizer.eos_token_ids}
         return Vocabulary(self.tokenizer, eos, self.info.vocab_size)
 

@@ -10,6 +10,7 @@ from inferx.engine.core import EngineCore
 from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineStats
+from inferx.engine.structured.validator import GrammarValidator
 from inferx.errors import RequestFailedError
 from inferx.outputs import RequestOutput
 from inferx.pooling_params import PoolingParams
@@ -34,6 +35,7 @@ class LLMEngine:
             eos_token_ids=self.core.model.config.eos_token_ids,
         )
         self.outputs = OutputProcessor(self.tokenizer)
+        self.grammars = GrammarValidator(self.core.make_vocabulary())
 
     def add_request(
         self,
@@ -44,10 +46,15 @@ class LLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
-        """Queue a request; InvalidRequestError when it is malformed or can never fit."""
+        """Queue a request; InvalidRequestError when it is malformed or can never fit.
+
+        A grammar that is new is tried first, in a child process.
+        """
         request = self.inputs.make_request(
             request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt
         )
+        if request.sampling_params.structured_outputs is not None:
+            self.grammars.check(request.sampling_params.structured_outputs)
         self.core.add_request(request)
         self.outputs.add_request(request)
 

@@ -10,6 +10,7 @@ import torch
 from inferx import ops
 from inferx.engine.sampling_arrays import upload
 from inferx.engine.structured.matcher import Matcher, MatcherError
+from inferx.ops._lib import kernels_for
 
 
 def apply_matchers(
@@ -45,9 +46,8 @@ def apply_matchers(
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
     """``ops.apply_token_bitmask``, where this build has it."""
-    kernel = getattr(ops, "apply_token_bitmask", None)
-    if kernel is not None:
-        kernel(logits, bitmask, rows=rows)
+    if hasattr(kernels_for(logits), "apply_token_bitmask"):
+        ops.apply_token_bitmask(logits, bitmask, rows=rows)
         return
     shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
     allowed = ((bitmask[:, :, None] >> shifts) & 1).bool().flatten(1)

@@ -113,7 +113,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._native.is_error():
-            raise MatcherError(f"the grammar cannot go on: {self._native.stop_reason()}")
+            raise MatcherError(f"the grammar cannot go on: {self._native.get_error()[:200].strip()}")
 
 
 def may_jump(params: SamplingParams) -> bool:

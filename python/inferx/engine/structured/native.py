@@ -5,8 +5,8 @@ tries a grammar before the engine sees it (``validator``).  That child starts in
 needs little memory.
 
 The child reads frames from standard input and answers each on standard output; a frame is a length (4
-bytes, little-endian) and as many bytes of msgpack.  First {"tokens", "special", "eos"}; then one ``Source``
-after the other, answered by an error text, which is empty when the grammar is fine.
+bytes, little-endian) and as many bytes of msgpack.  First {"tokens", "special", "eos"}, answered by an empty
+text; then one ``Source`` after the other, answered by an error text, which is empty when the grammar is fine.
 """
 
 from __future__ import annotations
@@ -96,10 +96,8 @@ def check_start(matcher: LLMatcher) -> None:
     """ValueError when nothing can match, or when the first mask already costs too much."""
     matcher.compute_bitmask()
     if matcher.is_error():
-        reason = matcher.stop_reason()
-        if reason in ("NoExtension", "NoExtensionBias"):
-            raise ValueError("no text can match it")
-        raise ValueError(f"it is too complex ({reason})")
+        fault = _first_lines(matcher.get_error())
+        raise ValueError("no text can match it" if fault.startswith("NoExtension") else fault)
 
 
 def _grammar(source: Source) -> str:
@@ -160,11 +158,15 @@ def _serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
         return [fallback[bytes([b])] for b in text.encode() if bytes([b]) in fallback]
 
     tokenizer = make_tokenizer(**vocabulary, encode=encode)
+    _answer(outbox, "")
     while (frame := _read(inbox)) is not None:
-        verdict = _verdict(tokenizer, msgspec.msgpack.decode(frame, type=Source))
-        answer = msgspec.msgpack.encode(verdict)
-        outbox.write(struct.pack("<I", len(answer)) + answer)
-        outbox.flush()
+        _answer(outbox, _verdict(tokenizer, msgspec.msgpack.decode(frame, type=Source)))
+
+
+def _answer(outbox: BinaryIO, verdict: str) -> None:
+    answer = msgspec.msgpack.encode(verdict)
+    outbox.write(struct.pack("<I", len(answer)) + answer)
+    outbox.flush()
 
 
 def main() -> None:

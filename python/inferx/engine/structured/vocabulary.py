@@ -42,12 +42,15 @@ class Vocabulary:
         return [i for i, token in enumerate(self.tokens) if token[0] == 0xFF and len(token) > 1]
 
     @property
+    def end_ids(self) -> list[int]:
+        """End tokens as the library sees them: it needs one, so a model without lends an id of no text."""
+        return self.eos_token_ids or self.special[:1] or [self.num_ids - 1]
+
+    @property
     def num_words(self) -> int:
         """Words of 32 bits in a mask."""
         return -(-self.num_ids // 32)
 
     @cached_property
     def native(self) -> LLTokenizer:
-        # A model without an end token: an id of no text takes the part, and is never sampled.
-        eos = self.eos_token_ids or self.special[:1] or [self.num_ids - 1]
-        return make_tokenizer(self.tokens, self.special, eos, self._tokenizer.encode_inside)
+        return make_tokenizer(self.tokens, self.special, self.end_ids, self._tokenizer.encode_inside)
