@@ -14,10 +14,13 @@ from typing import Any
 from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineOutput, EngineStats, RequestMetrics, TokenLogprobs
+from inferx.engine.structured.validator import GrammarValidator
+from inferx.engine.structured.vocabulary import Vocabulary
 from inferx.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from inferx.loader.tokenizer import Tokenizer
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
+from inferx.structured_outputs import StructuredOutputsParams
 
 WORDS = ("Hello", "Ġworld", "Ġthe", "ing", "Ġthree", "Ġfour", "Ġfive", "ĊĊ", ".ĊĊ")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -94,6 +97,9 @@ class FakeEngine:
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
         self.queue_capacity: int | None = None
+        self.grammars = GrammarValidator(
+            Vocabulary(self.tokenizer, self.tokenizer.eos_token_ids, self.vocab_size)
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -115,6 +121,11 @@ class FakeEngine:
     async def shutdown(self) -> None: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def check_structured_outputs(self, params: StructuredOutputsParams) -> None:
+        """As the real engine does it."""
+        if not self.grammars.known(params):
+            await asyncio.to_thread(self.grammars.check, params)
 
     def is_healthy(self) -> tuple[bool, str]:
         return self.healthy

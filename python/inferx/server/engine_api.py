@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from inferx.engine.protocol import EngineStats
 from inferx.outputs import RequestOutput
 from inferx.sampling_params import SamplingParams
+from inferx.structured_outputs import StructuredOutputsParams
 
 
 class Tokenizer(Protocol):
@@ -79,6 +80,11 @@ class AsyncEngine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def check_structured_outputs(self, params: StructuredOutputsParams) -> None:
+        """InvalidRequestError (param "structured_outputs") when no answer could follow ``params``, or only at
+        too high a cost; QueueFullError when others' grammars take all the time."""
+        ...
 
     def is_healthy(self) -> tuple[bool, str]: ...
 
