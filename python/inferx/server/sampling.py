@@ -48,6 +48,13 @@ def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
     return defaults
 
 
+def neutral_differences(defaults: dict[str, Any]) -> str:
+    """The defaults that change what a request without options gets: "temperature 0.6, top_k 20"."""
+    neutral = SamplingParams()
+    changed = [(name, value) for name, value in defaults.items() if value != getattr(neutral, name)]
+    return ", ".join(f"{name} {value:g}" for name, value in changed if (name, value) != ("top_k", -1))
+
+
 def sampling_params(
     request: GenerationFields,
     defaults: dict[str, Any],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
@@ -17,11 +18,14 @@ from inferx.errors import EngineDeadError, InferxError
 from inferx.server.app import create_app
 from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
+from inferx.server.http_protocol import REFUSED_CONNECTIONS, BoundedConfig, ConnectionLimits
+from inferx.server.lifecycle import Lifecycle
+from inferx.server.sampling import neutral_differences, sampling_defaults
 
-# Longer than the pause between two requests of an interactive client.
-KEEP_ALIVE_SECONDS = 60
 # From the engine's end until every response has been closed.
-UNWIND_SECONDS = 10
+UNWIND_SECONDS = 5
+# File descriptors that are no connections: files, the engine's sockets, pipes.
+OTHER_DESCRIPTORS = 64
 
 
 class Server(uvicorn.Server):
@@ -32,11 +36,12 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         on_started: Callable[[], None],
-        on_stop: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         super().__init__(config)
         self.on_started = on_started
-        self.on_stop = on_stop
+        self.on_drain = on_drain
+        self.draining: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,12 +53,20 @@ class Server(uvicorn.Server):
             self.on_started()
 
     def stop(self) -> None:
-        """First call: finish what runs.  Second: drop it."""
-        if self.should_exit:
+        """First call: finish what runs, with the socket still open to say so.  Second: drop it."""
+        if self.draining is None and self.on_drain is not None and not self.should_exit:
+            self.draining = asyncio.get_running_loop().create_task(self._drain(self.on_drain))
+        elif self.should_exit or self.draining is not None:
             self.force_exit = True
-        else:
+            if self.draining is not None:
+                self.draining.cancel()
+        self.should_exit = self.should_exit or self.on_drain is None or self.force_exit
+
+    async def _drain(self, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await drain()
+        finally:
             self.should_exit = True
-            self.on_stop()
 
 
 async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> None:
@@ -62,14 +75,15 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    ending: list[asyncio.Task[None]] = []
     try:
         if not await _unless(stopping, engine.start()):
             return
+        config = _config(engine, args)
+        lifecycle = config.app.state.context.lifecycle
         server = Server(
-            _config(engine, args),
-            on_started=lambda: _announce(sock),
-            on_stop=lambda: ending.append(asyncio.create_task(_end_later(engine, args.shutdown_timeout))),
+            config,
+            on_started=lambda: _announce(sock, engine, args),
+            on_drain=lambda: _finish(lifecycle, engine, args.shutdown_timeout),
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -79,15 +93,21 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
             # A supervisor that restarts what failed must see that this did.
             raise EngineDeadError(engine.failure)
     finally:
-        for task in ending:
-            task.cancel()
         await engine.shutdown()
 
 
-async def _end_later(engine: AsyncEngine, seconds: float) -> None:
+async def _finish(lifecycle: Lifecycle, engine: AsyncEngine, seconds: float) -> None:
     """Give running requests some time; what is left then ends with an error that the client can read."""
-    await asyncio.sleep(seconds)
-    await engine.shutdown()
+    if lifecycle.active:
+        print(
+            f"inferx: {lifecycle.active} requests have {seconds:g} s to finish; a second signal drops them",
+            file=sys.stderr,
+            flush=True,
+        )
+    if not await lifecycle.drain(seconds):
+        # Not through the requests one by one: the engine may be what does not answer.
+        await engine.shutdown()
+        await lifecycle.drain(UNWIND_SECONDS)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -106,20 +126,36 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> b
         await asyncio.gather(task, stop, return_exceptions=True)
 
 
-def _config(engine: AsyncEngine, args: ServerArgs) -> uvicorn.Config:
-    return uvicorn.Config(
+def _config(engine: AsyncEngine, args: ServerArgs) -> BoundedConfig:
+    limits = ConnectionLimits(
+        _allow_descriptors(args.max_connections), args.header_timeout, args.body_timeout, args.write_timeout
+    )
+    return BoundedConfig(
         create_app(engine, args),
+        limits,
         loop="asyncio",
-        http="h11",  # the same parser, and the same limits, whatever else is installed
         ws="none",
         lifespan="off",
-        log_level="info" if args.access_log else "warning",
+        # Its warnings are about what clients send, which the metrics count.
+        log_level="info" if args.access_log else "error",
         access_log=args.access_log,
         h11_max_incomplete_event_size=args.max_header_bytes,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=args.shutdown_timeout + UNWIND_SECONDS,
+        timeout_keep_alive=args.keep_alive_timeout,
+        timeout_graceful_shutdown=UNWIND_SECONDS,
         server_header=False,
     )
+
+
+def _allow_descriptors(max_connections: int) -> int:
+    """Have the system allow that many connections; how many it does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + REFUSED_CONNECTIONS + OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return max(1, wanted - REFUSED_CONNECTIONS - OTHER_DESCRIPTORS)
+    return max_connections
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -144,7 +180,15 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(sock: socket.socket) -> None:
+def _announce(sock: socket.socket, engine: AsyncEngine, args: ServerArgs) -> None:
+    if args.generation_config == "auto":
+        changed = neutral_differences(sampling_defaults(engine.generation_config))
+        if changed:
+            print(
+                f"inferx: sampling defaults of the model's generation_config.json: {changed}; "
+                "--generation-config none ignores them",
+                file=sys.stderr,
+            )
     url = url_of(sock)
     print(f"inferx serves {url} (API base {url}/v1)", file=sys.stderr, flush=True)
 
