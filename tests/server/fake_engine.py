@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
+
 from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineOutput, EngineStats, RequestMetrics, TokenLogprobs
@@ -19,6 +21,7 @@ from inferx.engine.structured.vocabulary import Vocabulary
 from inferx.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from inferx.loader.tokenizer import Tokenizer
 from inferx.outputs import RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 from inferx.structured_outputs import StructuredOutputsParams
 
@@ -88,6 +91,8 @@ class FakeEngine:
         self.failure: str | None = None
         self.max_model_len = max_model_len
         self.vocab_size = self.tokenizer.vocab_size + 8  # a padded embedding table
+        self.hidden_size = 4
+        self.max_num_seqs = 64
         self.generation_config: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "eos_token_id": 3}
         self.inputs = InputProcessor(
             self.tokenizer,
@@ -111,6 +116,7 @@ class FakeEngine:
         self.fail_after = 0
         self.healthy = (True, "ok")
         self.seen: list[tuple[list[int], SamplingParams]] = []
+        self.priorities: list[int] = []
         self.running: set[str] = set()
         self.waiting: set[str] = set()
         self.aborted: list[str] = []
@@ -152,9 +158,11 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> AsyncIterator[RequestOutput]:
         request = self.inputs.make_request(request_id, prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
+        self.priorities.append(priority)
         outputs = OutputProcessor(self.tokenizer)
         outputs.add_request(request)
         finished = False
@@ -169,6 +177,10 @@ class FakeEngine:
                 for i in range(params.n)
             ]
             step = 0
+            if pooling is not None:
+                finished = True
+                yield self._embedding(request_id, prompt_token_ids, pooling)
+                return
             while live := [s for s in samples if not s.done]:
                 await asyncio.sleep(self.step_seconds)
                 if self.fail is not None and step >= self.fail_after:
@@ -189,6 +201,16 @@ class FakeEngine:
             self.running.discard(request_id)
             if not finished:
                 self.aborted.append(request_id)
+
+    def _embedding(self, request_id: str, prompt: list[int], pooling: PoolingParams) -> RequestOutput:
+        """The first token of the prompt, its last one, their number, 0: or as ``fail`` says."""
+        if self.fail is not None:
+            raise self.fail
+        vector = np.array([prompt[0], prompt[-1], len(prompt), 0], np.float32)[: pooling.dimensions]
+        output = RequestOutput.empty(request_id, None, prompt)
+        output.finished, output.embedding = True, vector.tobytes()
+        output.outputs[0].finish_reason = "stop"
+        return output
 
     def _tokens(self, prompt: list[int], params: SamplingParams, index: int) -> list[int]:
         if self.script is not None:

@@ -206,6 +206,15 @@ class AsyncEngine:
         assert self.info is not None, "the engine is not started"
         return self.info.max_model_len
 
+    @property
+    def max_num_seqs(self) -> int:
+        assert self.info is not None, "the engine is not started"
+        return self.info.max_num_seqs
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
     async def generate(
         self,
         prompt_token_ids: list[int],

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from inferx import __version__
-from inferx.server import chat, completions, info, openapi, tokenize
+from inferx.server import chat, completions, embeddings, info, openapi, tokenize
 from inferx.server import response_schemas as schemas
 from inferx.server.args import ServerArgs
 from inferx.server.context import ServerContext
@@ -44,6 +44,16 @@ GENERATION_ROUTES = (
         body=ChatCompletionRequest,
         response=schemas.ChatCompletion,
         events=schemas.ChatCompletionChunk,
+    ),
+)
+EMBEDDING_ROUTES = (
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings.create_embeddings,
+        "Vectors made of the hidden states of texts.",
+        body=embeddings.EmbeddingRequest,
+        response=embeddings.EmbeddingResponse,
     ),
 )
 TEXT_ROUTES = (
@@ -92,7 +102,7 @@ INFO_ROUTES = (
     ),
 )
 # What other modules bring along is added here: their tuple of routes.
-ROUTES = (*GENERATION_ROUTES, *RESPONSES_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
+ROUTES = (*GENERATION_ROUTES, *EMBEDDING_ROUTES, *RESPONSES_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
 
 
 def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from inferx.pooling_params import DEFAULT_POOLING, Pooling
 from inferx.server import limits_table as limits
 
 
@@ -12,7 +13,9 @@ from inferx.server import limits_table as limits
 class ServerArgs:
     """served_model_names: every name a request may give as ``model``; empty = the engine's own name.
     generation_config: ``auto`` takes sampling defaults from the model's generation_config.json, ``none``
-    takes the API's.  api_keys: any of them admits a request; none = no key is asked for.
+    takes the API's.  pooling: of /v1/embeddings, where a request does not say.  batch_dir: where files and
+    batches are kept; none = no /v1/files and /v1/batches.
+    api_keys: any of them admits a request; none = no key is asked for.
     allowed_origins: of web pages that may call (CORS); "*" is all of them, none = no page.
     max_...: see ``limits_table``; header and body are counted while reading, whatever the request says
     about itself.  ..._timeout: seconds, likewise.
@@ -25,6 +28,8 @@ class ServerArgs:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     generation_config: Literal["auto", "none"] = "auto"
+    pooling: Pooling = DEFAULT_POOLING
+    batch_dir: str | None = None
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = limits.BODY_BYTES.most

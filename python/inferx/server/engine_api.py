@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from inferx.engine.protocol import EngineStats
 from inferx.outputs import RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 from inferx.structured_outputs import StructuredOutputsParams
 
@@ -55,6 +56,12 @@ class AsyncEngine(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
     def generation_config(self) -> dict[str, Any]: ...
 
     @property
@@ -75,6 +82,7 @@ class AsyncEngine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
+        pooling: PoolingParams | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """InvalidRequestError, RequestFailedError or EngineDeadError, at any item."""
         ...

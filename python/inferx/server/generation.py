@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
 
+from inferx.engine.protocol import BACKGROUND_PRIORITY
 from inferx.outputs import RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.metrics import ServerMetrics
 
+# Set while a batch's requests are answered: they fill what interactive ones leave.
+in_background: ContextVar[bool] = ContextVar("in_background", default=False)
+
 
 @dataclass
 class Job:
-    """One prompt of a response.  ``text`` is the prompt as the caller gave it, if it was text."""
+    """One prompt of a response.  ``text`` is the prompt as the caller gave it, if it was text.  ``pooling``:
+    an embedding is wanted."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -25,6 +32,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     arrival_time: float | None = None
+    pooling: PoolingParams | None = None
 
 
 class OutputStream:
@@ -69,9 +77,10 @@ def _start(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]
         job.prompt_token_ids,
         job.params,
         job.request_id,
-        priority=job.priority,
+        priority=BACKGROUND_PRIORITY if in_background.get() else job.priority,
         cache_salt=job.cache_salt,
         arrival_time=job.arrival_time,
+        **({} if job.pooling is None else {"pooling": job.pooling}),
     )
     # An engine's iterator can be closed, which aborts the request; its type does not say so.
     return cast(AsyncGenerator[RequestOutput, None], outputs)

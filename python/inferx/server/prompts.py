@@ -8,28 +8,28 @@ from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 
 
-def split_prompts(prompt: Any) -> list[str | list[int]]:
+def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
     """One entry per prompt: OpenAI allows a string, a list of strings, token ids, or lists of token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise _malformed(prompt)
+        raise _malformed(prompt, param)
     if set(map(type, prompt)) == {int}:
         return [prompt]
-    limits.PROMPTS.check(len(prompt), "prompt")
+    limits.PROMPTS.check(len(prompt), param)
     for i, item in enumerate(prompt):
         ids = isinstance(item, list) and set(map(type, item)) == {int}  # one C loop; bool is not int
         if not ids and not isinstance(item, str):
-            raise _malformed(item, f"prompt[{i}]")
+            raise _malformed(item, param, f"{param}[{i}]")
     return prompt
 
 
-def _malformed(value: Any, where: str = "prompt") -> ApiError:
+def _malformed(value: Any, param: str, where: str | None = None) -> ApiError:
     given = "nothing" if value is None else shorten(value)
     return bad_request(
-        f"{where}: must be a string, a list of strings, a list of token ids or a list of such lists, "
-        f"and not empty; got {given}",
-        "prompt",
+        f"{where or param}: must be a string, a list of strings, a list of token ids or a list of such "
+        f"lists, and not empty; got {given}",
+        param,
     )
 
 
