@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from inferx import __version__
 from inferx.server import chat, completions, embeddings, info, openapi, tokenize
 from inferx.server import response_schemas as schemas
+from inferx.server.anthropic.routes import MESSAGES_ROUTES
 from inferx.server.args import ServerArgs
 from inferx.server.context import ServerContext
 from inferx.server.engine_api import AsyncEngine
@@ -102,7 +103,14 @@ INFO_ROUTES = (
     ),
 )
 # What other modules bring along is added here: their tuple of routes.
-ROUTES = (*GENERATION_ROUTES, *EMBEDDING_ROUTES, *RESPONSES_ROUTES, *TEXT_ROUTES, *INFO_ROUTES)
+ROUTES = (
+    *GENERATION_ROUTES,
+    *EMBEDDING_ROUTES,
+    *RESPONSES_ROUTES,
+    *MESSAGES_ROUTES,
+    *TEXT_ROUTES,
+    *INFO_ROUTES,
+)
 
 
 def create_app(engine: AsyncEngine, args: ServerArgs | None = None) -> FastAPI:

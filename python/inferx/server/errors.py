@@ -22,6 +22,8 @@ logger = logging.getLogger("inferx.server")
 
 # Where a response leaves its error's code for the metrics, in the request's scope.
 ERROR_CODE = "inferx.error_code"
+# Paths whose clients read errors of another shape than OpenAI's: their prefix -> an error's body.
+SHAPES: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 # When nothing is known about how long the queue takes.
 RETRY_SECONDS = 2
 
@@ -118,7 +120,8 @@ def _routing_error(error: HTTPException) -> ApiError:
 
 
 class ErrorAnswer(Response):
-    """An error as a response; leaves its code in the request's scope, where the metrics look for it."""
+    """An error as a response, in the shape that belongs to the path; leaves its code in the request's
+    scope, where the metrics look for it."""
 
     def __init__(self, error: ApiError) -> None:
         headers = dict(error.headers or {})
@@ -129,10 +132,14 @@ class ErrorAnswer(Response):
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
         super().__init__(msgspec.json.encode(error.body()), error.status, headers, "application/json")
-        self.code = error.code or error.type
+        self.error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ERROR_CODE] = self.code
+        scope[ERROR_CODE] = self.error.code or self.error.type
+        for prefix, shape in SHAPES.items():
+            if scope["path"].startswith(prefix):
+                self.body = msgspec.json.encode(shape(self.error))
+                self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 

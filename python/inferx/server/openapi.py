@@ -63,7 +63,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-schema": event}
     responses: dict[str, Any] = {str(route.status): {"description": "Success.", "content": content}}
     for status in _errors(route):
-        responses[str(status)] = _error(status, schemas)
+        responses[str(status)] = _error(status, route.error or ErrorResponse, schemas)
     name = re.sub(r"\W+", "_", f"{route.method.lower()}{route.openapi_path}").strip("_")
     operation: dict[str, Any] = {
         "operationId": name,
@@ -92,10 +92,10 @@ def _errors(route: Route) -> list[int]:
     return sorted(found)
 
 
-def _error(status: int, schemas: dict[str, Any]) -> dict[str, Any]:
+def _error(status: int, shape: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": STATUS_TEXTS[status],
-        "content": {"application/json": {"schema": _schema(ErrorResponse, schemas, "serialization")}},
+        "content": {"application/json": {"schema": _schema(shape, schemas, "serialization")}},
     }
     if status in (429, 503):
         response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}

@@ -34,7 +34,7 @@ class Route:
     events: one event of the stream that ``stream: true`` asks for.
     parameters: OpenAPI parameter objects beside those in the path.
     errors: statuses beside those that every route may answer (``openapi.COMMON_ERRORS``).
-    reads_body: adds the errors that come with a body.
+    error: the shape of its errors, if it is not OpenAI's.
     """
 
     method: str
@@ -49,6 +49,7 @@ class Route:
     status: int = 200
     parameters: tuple[dict[str, Any], ...] = ()
     errors: tuple[int, ...] = ()
+    error: Schema | None = None
     tag: str = field(default="openai")
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferx.server.errors import ApiError, bad_request, shorten
+from inferx.server.errors import bad_request, shorten
 from inferx.server.responses_api.items import Item
-from inferx.server.responses_api.protocol import CHAT_FIELDS, ResponsesRequest
+from inferx.server.responses_api.protocol import ResponsesRequest
 
 # How the chat request's errors name what the caller wrote.
 PARAM_NAMES = {
@@ -24,11 +24,9 @@ def chat_body(body: ResponsesRequest, items: list[Item]) -> dict[str, Any]:
         "messages": messages(body.instructions, items),
         "max_completion_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,
+        "stop": body.stop,
+        **body.extensions(),
     }
-    for name in CHAT_FIELDS:
-        value = getattr(body, name)
-        if value is not None:
-            data[name] = value
     tools, choice = tools_and_choice(body.tools or [], body.tool_choice)
     if tools:
         data["tools"] = tools
@@ -40,7 +38,7 @@ def chat_body(body: ResponsesRequest, items: list[Item]) -> dict[str, Any]:
         data["top_logprobs"] = body.top_logprobs
     if body.reasoning is not None and body.reasoning.effort is not None:
         data["reasoning_effort"] = body.reasoning.effort
-    return data
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
@@ -62,6 +60,9 @@ def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]
             result.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         else:
             _add_to_turn(result, item)
+    for message in result:
+        if "content" not in message and "tool_calls" not in message:
+            message["content"] = ""  # a turn that was cut off while the model still reasoned
     return result
 
 
@@ -197,20 +198,3 @@ def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
         f"text.format.type: must be 'text', 'json_object' or 'json_schema', got {shorten(kind)}",
         "text.format.type",
     )
-
-
-def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
-    """A chat request's 400 under the names the caller used (``messages`` -> ``input``)."""
-    if error.param is None:
-        return error
-    root, rest = error.param, ""
-    for i, character in enumerate(error.param):
-        if character in ".[":
-            root, rest = error.param[:i], error.param[i:]
-            break
-    if root not in names:
-        return error
-    # Places inside a converted list are not places in the caller's: only the field is named.
-    param = names[root] if rest.startswith("[") else names[root] + rest
-    message = error.message.replace(error.param, param) if rest else error.message.replace(root, param)
-    return ApiError(error.status, message, type=error.type, param=param, code=error.code, close=error.close)

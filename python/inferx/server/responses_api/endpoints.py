@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from inferx.server import limits_table as limits
 from inferx.server.chat_core import ChatRun, prepare_chat
+from inferx.server.chat_extensions import renamed
 from inferx.server.context import ServerContext
 from inferx.server.errors import ApiError, as_api_error, bad_request, shorten
 from inferx.server.protocol import ChatCompletionRequest, parse_request
 from inferx.server.responses import json_response
 from inferx.server.responses_api.builder import ResponseBuilder
-from inferx.server.responses_api.convert import PARAM_NAMES, chat_body, check_calls, renamed
+from inferx.server.responses_api.convert import PARAM_NAMES, chat_body, check_calls
 from inferx.server.responses_api.items import Item, input_items
 from inferx.server.responses_api.protocol import ResponsesRequest
 from inferx.server.responses_api.running import Generation, stop
@@ -27,8 +28,9 @@ MAX_LISTED_ITEMS = 100
 DEFAULT_LISTED_ITEMS = 20
 
 
-async def create_response(context: ServerContext, store: ResponseStore, request: Request) -> Response:
+async def create_response(context: ServerContext, request: Request) -> Response:
     """Parse, validate, render; then whole, streamed or in the background."""
+    store = context.part(ResponseStore)
     arrival = time.monotonic()
     body = parse_request(ResponsesRequest, await context.read_json(request))
     run, items = await _prepare(context, store, body, arrival)
@@ -55,18 +57,18 @@ async def create_response(context: ServerContext, store: ResponseStore, request:
     return json_response(await until_disconnect(request.receive, generation.whole(outputs)))
 
 
-async def count_input_tokens(context: ServerContext, store: ResponseStore, request: Request) -> Response:
+async def count_input_tokens(context: ServerContext, request: Request) -> Response:
     """``/v1/responses/input_tokens``: how long the prompt of such a request would be."""
     body = parse_request(ResponsesRequest, await context.read_json(request))
-    run, _ = await _prepare(context, store, body, time.monotonic())
+    run, _ = await _prepare(context, context.part(ResponseStore), body, time.monotonic())
     count = len(run.job.prompt_token_ids)
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-async def get_response(context: ServerContext, store: ResponseStore, request: Request, id: str) -> Response:
+async def get_response(context: ServerContext, request: Request) -> Response:
     """The response as it is now; with ``stream=true`` the events of a background one after number
     ``starting_after``, up to its end."""
-    record = store.find(id)
+    record = _record(context, request)
     stream = _flag(request, "stream")
     after = _number(request, "starting_after", least=0, most=None)
     if not stream:
@@ -78,9 +80,9 @@ async def get_response(context: ServerContext, store: ResponseStore, request: Re
     return _follow(context, record.log, 0 if after is None else after + 1)
 
 
-async def cancel_response(store: ResponseStore, id: str) -> Response:
+async def cancel_response(context: ServerContext, request: Request) -> Response:
     """End a background response; one that has ended stays as it is."""
-    record = store.find(id)
+    record = _record(context, request)
     if not record.background:
         raise bad_request(
             "only responses created with background=true can be cancelled; end others by disconnecting"
@@ -89,17 +91,17 @@ async def cancel_response(store: ResponseStore, id: str) -> Response:
     return json_response(record.response())
 
 
-async def delete_response(store: ResponseStore, id: str) -> Response:
+async def delete_response(context: ServerContext, request: Request) -> Response:
     """Forget a response, ending it first."""
-    record = store.find(id)
-    store.remove(record)
+    record = _record(context, request)
+    context.part(ResponseStore).remove(record)
     await stop(record)
     return json_response({"id": record.id, "object": "response", "deleted": True})
 
 
-async def list_input_items(store: ResponseStore, request: Request, id: str) -> Response:
+async def list_input_items(context: ServerContext, request: Request) -> Response:
     """A page of the items that the response was made from, earlier turns included."""
-    items = store.find(id).items
+    items = _record(context, request).items
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise bad_request(f"order: must be 'asc' or 'desc', got {shorten(order)}", "order")
@@ -196,6 +198,10 @@ async def _render_last_turns(
 
 
 # ---- streams and parameters
+
+
+def _record(context: ServerContext, request: Request) -> Record:
+    return context.part(ResponseStore).find(request.path_params["response_id"])
 
 
 class _NoOutputs:

@@ -12,33 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inferx.server import limits_table as limits
+from inferx.server.chat_extensions import ChatExtensions
 from inferx.server.errors import bad_request, shorten
-from inferx.server.protocol import RequestModel
-
-# Of the chat request, without a counterpart in OpenAI's Responses API; same names, same checks.
-CHAT_FIELDS = (
-    "allowed_token_ids",
-    "bad_words",
-    "cache_salt",
-    "chat_template_kwargs",
-    "frequency_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "priority",
-    "repetition_penalty",
-    "seed",
-    "skip_special_tokens",
-    "stop",
-    "stop_token_ids",
-    "structured_outputs",
-    "temperature",
-    "top_k",
-    "top_p",
-)
 
 # Field -> what to do instead.
 REFUSED_FIELDS = {
@@ -85,7 +60,7 @@ class ResponseStreamOptions(_Strict):
     include_obfuscation: bool | None = None  # padding against size analysis; never sent
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(ChatExtensions):
     """``/v1/responses``."""
 
     input: Any = None  # str | list of items; see convert.py
@@ -110,28 +85,7 @@ class ResponsesRequest(RequestModel):
     safety_identifier: str | None = Field(default=None, max_length=limits.LABEL_CHARS.most)
     prompt_cache_key: str | None = Field(default=None, max_length=limits.LABEL_CHARS.most)
     service_tier: str | None = Field(default=None, max_length=limits.LABEL_CHARS.most)
-    # Checked by the chat request.
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    cache_salt: Any = None
-    chat_template_kwargs: Any = None
-    frequency_penalty: Any = None
-    ignore_eos: Any = None
-    include_stop_str_in_output: Any = None
-    logit_bias: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    presence_penalty: Any = None
-    priority: Any = None
-    repetition_penalty: Any = None
-    seed: Any = None
-    skip_special_tokens: Any = None
-    stop: Any = None
-    stop_token_ids: Any = None
-    structured_outputs: Any = None
-    temperature: Any = None
-    top_k: Any = None
-    top_p: Any = None
+    stop: Any = None  # not in OpenAI's Responses API; the chat request checks it
 
     @model_validator(mode="before")
     @classmethod

@@ -2,75 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
-
-from inferx.server.context import ServerContext
-from inferx.server.responses_api import endpoints
+from inferx.server.responses_api import endpoints, schemas
 from inferx.server.responses_api.protocol import ResponsesRequest
-from inferx.server.responses_api.store import ResponseStore
-from inferx.server.routes import Endpoint, Route
-
-OBJECT = {"type": "object"}
-
-
-def _with_store(call: Callable[[ServerContext, ResponseStore, Request], Awaitable[Response]]) -> Endpoint:
-    async def endpoint(context: ServerContext, request: Request) -> Response:
-        return await call(context, context.part(ResponseStore), request)
-
-    return endpoint
-
-
-def _id(request: Request) -> str:
-    return str(request.path_params["response_id"])
-
-
-def _route(method: str, path: str, call: Any, summary: str, **more: Any) -> Route:
-    return Route(method, f"/v1/responses{path}", _with_store(call), summary, response=OBJECT, **more)
-
+from inferx.server.routes import Route, query_parameter
 
 RESPONSES_ROUTES = (
-    _route(
+    Route(
         "POST",
-        "",
+        "/v1/responses",
         endpoints.create_response,
-        "An answer to input items.",
+        "An answer to input items, kept for a while.",
         body=ResponsesRequest,
-        events=OBJECT,
+        response=schemas.ResponseObject,
+        events=schemas.ResponseEvent,
     ),
-    _route(
+    Route(
         "POST",
-        "/input_tokens",
+        "/v1/responses/input_tokens",
         endpoints.count_input_tokens,
-        "How many tokens that input has.",
+        "How many tokens the prompt of such a request has.",
         body=ResponsesRequest,
+        response=schemas.InputTokenCount,
     ),
-    _route(
+    Route(
         "GET",
-        "/{response_id}",
-        lambda context, store, request: endpoints.get_response(context, store, request, _id(request)),
+        "/v1/responses/{response_id}",
+        endpoints.get_response,
         "A stored response.",
-        events=OBJECT,
+        response=schemas.ResponseObject,
+        events=schemas.ResponseEvent,
+        parameters=(
+            query_parameter("stream", {"type": "boolean"}, "Its events, of a background response."),
+            query_parameter(
+                "starting_after", {"type": "integer", "minimum": 0}, "Only events after this number."
+            ),
+        ),
     ),
-    _route(
+    Route(
         "DELETE",
-        "/{response_id}",
-        lambda context, store, request: endpoints.delete_response(store, _id(request)),
-        "Forget a stored response.",
+        "/v1/responses/{response_id}",
+        endpoints.delete_response,
+        "Forget a stored response, ending it first.",
+        response=schemas.DeletedResponse,
     ),
-    _route(
+    Route(
         "POST",
-        "/{response_id}/cancel",
-        lambda context, store, request: endpoints.cancel_response(store, _id(request)),
+        "/v1/responses/{response_id}/cancel",
+        endpoints.cancel_response,
         "End a response that runs in the background.",
+        response=schemas.ResponseObject,
     ),
-    _route(
+    Route(
         "GET",
-        "/{response_id}/input_items",
-        lambda context, store, request: endpoints.list_input_items(store, request, _id(request)),
-        "What a stored response was asked.",
+        "/v1/responses/{response_id}/input_items",
+        endpoints.list_input_items,
+        "What a stored response was made from.",
+        response=schemas.InputItemList,
+        parameters=(
+            query_parameter("after", {"type": "string"}, "Only items behind the one with this id."),
+            query_parameter(
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": endpoints.MAX_LISTED_ITEMS, "default": 20},
+                "Items of a page.",
+            ),
+            query_parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
+        ),
     ),
 )

@@ -1,0 +1,67 @@
+"""What APIs built on the chat endpoint share: its fields beyond their own, and its errors in their words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferx.server.errors import ApiError
+from inferx.server.protocol import RequestModel
+
+
+class ChatExtensions(RequestModel):
+    """Base of bodies that become a chat request, which also checks these fields."""
+
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    seed: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    min_tokens: Any = None
+    ignore_eos: Any = None
+    logit_bias: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    stop_token_ids: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    structured_outputs: Any = None
+    chat_template_kwargs: Any = None
+    priority: Any = None
+    cache_salt: Any = None
+
+    def extensions(self) -> dict[str, Any]:
+        """Those that were given."""
+        values = {name: getattr(self, name) for name in _NAMES}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_NAMES = tuple(name for name in ChatExtensions.model_fields if name not in RequestModel.model_fields)
+
+
+def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
+    """A chat request's 400 under the names the caller used (``messages`` -> ``input``)."""
+    if error.param is None:
+        return error
+    root, rest = error.param, ""
+    for i, character in enumerate(error.param):
+        if character in ".[":
+            root, rest = error.param[:i], error.param[i:]
+            break
+    if root not in names:
+        return error
+    # Places inside a converted list are not places in the caller's: only the field is named.
+    param = names[root] if rest.startswith("[") else names[root] + rest
+    message = error.message.replace(error.param, param) if rest else error.message.replace(root, param)
+    return ApiError(
+        error.status,
+        message,
+        type=error.type,
+        param=param,
+        code=error.code,
+        close=error.close,
+        retry_after=error.retry_after,
+        headers=error.headers,
+    )
