@@ -212,6 +212,21 @@ EVENT_LOG_BYTES = _limit(
     "Events of one background response that are kept for streaming it later; the first ones go first.",
 )
 
+_section = "Files and batches"
+FILE_BYTES = _limit(
+    "file_bytes", 200 * MIB, "bytes", "An uploaded file, counted while it comes in.", status=413
+)
+FILES = _limit("files", 1000, "files", "Uploaded ones that are kept; delete some to upload more.", status=429)
+FILE_NAME_CHARS = _limit("file_name_chars", 255, "characters", "The name an upload gives itself.")
+BATCHES = _limit("batches", 1000, "batches", "That are kept; the oldest finished one makes room.", status=429)
+UNFINISHED_BATCHES = _limit(
+    "unfinished_batches", 100, "batches", "That wait or run; those of more are refused.", status=429
+)
+BATCH_LINES = _limit("batch_lines", 50_000, "lines", "Requests of one batch (`run-batch`: no bound).")
+BATCH_LINE_BYTES = _limit("batch_line_bytes", 16 * MIB, "bytes", "One line of a batch file.")
+CUSTOM_ID_CHARS = _limit("custom_id_chars", 512, "characters", "custom_id of a line.")
+BATCH_ERRORS = _limit("batch_errors", 100, "errors", "Of a file that is refused, that are listed.")
+
 
 def document() -> str:
     """docs/limits.md."""
