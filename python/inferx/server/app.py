@@ -13,6 +13,7 @@ from inferx.server import chat, completions, embeddings, info, openapi, tokenize
 from inferx.server import response_schemas as schemas
 from inferx.server.anthropic.routes import MESSAGES_ROUTES
 from inferx.server.args import ServerArgs
+from inferx.server.batches import BATCH_ROUTES
 from inferx.server.context import ServerContext
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import handle_error
