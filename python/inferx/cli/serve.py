@@ -17,6 +17,7 @@ from inferx.cli.options import (
 )
 from inferx.engine.args import EngineArgs
 from inferx.errors import InvalidRequestError
+from inferx.pooling_params import DEFAULT_POOLING, POOLINGS
 from inferx.server import limits_table as limits
 from inferx.server.args import ServerArgs
 
@@ -48,6 +49,26 @@ def serve(
     ] = None,
     generation_config: Annotated[
         str, _option("--generation-config", help="Sampling defaults: auto (the model's) or none.")
+    ] = "auto",
+    pooling: Annotated[
+        str, _option("--pooling", help=f"Of /v1/embeddings: {' or '.join(POOLINGS)}.")
+    ] = DEFAULT_POOLING,
+    batch_dir: Annotated[
+        str | None, _option("--batch-dir", help="Where to keep files and batches; without it there are none.")
+    ] = None,
+    tool_call_parser: Annotated[
+        str,
+        _option(
+            "--tool-call-parser",
+            help="Format of the model's tool calls: auto (from its chat template), none, hermes, llama3 or mistral.",
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        _option(
+            "--reasoning-parser",
+            help="Reasoning told apart from the answer: auto (from the chat template), none or think.",
+        ),
     ] = "auto",
     allowed_origins: Annotated[
         list[str] | None,
@@ -106,6 +127,10 @@ def serve(
         port=port,
         served_model_names=names,
         generation_config=check_generation_config(generation_config),
+        pooling=_pooling(pooling),
+        batch_dir=batch_dir,
+        tool_call_parser=_one_of("--tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS),
+        reasoning_parser=_one_of("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
         api_keys=_api_keys(api_key or []),
         allowed_origins=tuple(allowed_origins or ()),
         max_body_bytes=parse_bytes(max_body_size, "max_body_size"),
@@ -129,6 +154,12 @@ def serve(
     from inferx.server.serve import run_server
 
     run_server(engine_args, server_args, show_progress=True)
+
+
+def _pooling(value: str) -> Any:
+    if value not in POOLINGS:
+        raise InvalidRequestError(f"--pooling must be {' or '.join(POOLINGS)}, got {value!r}")
+    return value
 
 
 def _check_positive(**options: float) -> None:
