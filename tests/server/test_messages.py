@@ -222,9 +222,15 @@ def test_an_error_in_a_stream(api: anthropic.Anthropic, engine: FakeEngine, afte
     engine.fail_after = after
     engine.step_seconds = 0.5 if after == 0 else 0  # longer than the grace period: the 200 is out
     texts: list[str] = []
-    with api.messages.stream(model=MODEL, max_tokens=50, messages=HI) as stream:
-        with pytest.raises(anthropic.APIStatusError, match="forward pass") as caught:
-            texts.extend(stream.text_stream)
+    stream = api.messages.create(model=MODEL, max_tokens=50, messages=HI, stream=True)
+
+    def read() -> None:
+        for event in stream:
+            if event.type == "content_block_delta":
+                texts.append(event.delta.text)  # type: ignore[union-attr]
+
+    with pytest.raises(anthropic.APIStatusError, match="forward pass") as caught:
+        read()
     assert caught.value.type == "api_error"
     assert "".join(texts) == ("Hello world" if after else "")
 
