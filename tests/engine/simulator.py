@@ -19,12 +19,15 @@ from typing import Any
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineRequest
 from inferx.engine.request import Sequence, Status
-from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput
+from inferx.engine.scheduler import SampleError, Scheduler, SchedulerOutput, StepResult
+from inferx.engine.token_run import TokenRun
 from inferx.sampling_params import SamplingParams
 
 VOCAB = 64
 EOS = 0
 STOP = 1
+# Ends an answer that follows a grammar.
+COMPLETE = 2
 MASK = 2**64 - 1
 
 EVENTS = (
@@ -60,6 +63,16 @@ def next_token(h: int, index: int) -> int:
     return (mix(h, 1000 + index) >> 7) % VOCAB
 
 
+def forced_run(h: int, index: int, more: int) -> TokenRun:
+    """The next token, and up to ``more`` that a grammar forces behind it: which are those that would come
+    anyway, so that the answer does not depend on how many come at once."""
+    tokens = [next_token(h, index)]
+    while len(tokens) <= more and tokens[-1] != COMPLETE:
+        h = mix(h, tokens[-1])
+        tokens.append(next_token(h, index))
+    return TokenRun(tokens, tokens[-1] == COMPLETE)
+
+
 def namespace_of(request: EngineRequest, prefix_key: str | None, adapter: str | None) -> object:
     return (("salt", request.cache_salt), ("model", prefix_key), ("adapter", adapter))
 
@@ -76,6 +89,7 @@ def solo(
 ) -> tuple[list[int], str, int | None]:
     """The right answer: (output tokens, finish reason, stop reason)."""
     params = request.sampling_params
+    follows = params.structured_outputs is not None
     h = start_hash(namespace)
     for t in request.prompt_token_ids:
         h = mix(h, t)
@@ -89,6 +103,8 @@ def solo(
                 return out, "stop", None
             if token in params.stop_token_ids:
                 return out, "stop", token
+        if follows and token == COMPLETE:
+            return out, "stop", None
         if len(out) == params.max_tokens or len(request.prompt_token_ids) + len(out) == max_seq_len:
             return out, "length", None
 
@@ -133,6 +149,7 @@ class Simulation:
         self.hold: list[Sequence] = []  # keeps ids from being used again
         self.next_computed: dict[int, int] = {}  # id of sequence -> position it goes on from
         self.num_steps = 0
+        self.run_lengths: Counter[int] = Counter()  # tokens that came at once
         self.reasons: dict[tuple[str, int], tuple[str, int | None]] = {}
 
     # Requests
@@ -216,7 +233,7 @@ class Simulation:
                 assert seq.num_computed_tokens == 0 or seq.num_output_tokens, "prompt logits would be missing"
         return out
 
-    def forward(self, out: SchedulerOutput) -> list[int | SampleError]:
+    def forward(self, out: SchedulerOutput) -> list[StepResult]:
         """Compute the planned tokens, in an arbitrary order of requests, and sample."""
         self.memory.copy(out.block_copies)
         written: dict[tuple[int, int], int] = {}
@@ -233,9 +250,16 @@ class Simulation:
                 assert slot not in written, f"{e.seq} and another sequence write the same slot"
                 written[slot] = p
                 self.memory.blocks[slot[0]][slot[1]] = known[p]
-        return [next_token(self._records(s)[-1][3], s.index) for s in out.samples]
+        return [self._sample(s) for s in out.samples]
 
-    def spoil(self, out: SchedulerOutput, results: list[int | SampleError]) -> None:
+    def _sample(self, seq: Sequence) -> StepResult:
+        h = self._records(seq)[-1][3]
+        if seq.request.engine_request.sampling_params.structured_outputs is None:
+            return next_token(h, seq.index)
+        # The sampled token alone as often as with some, or many, behind it.
+        return forced_run(h, seq.index, self.rng.choice([0, 0, 1, 3, self.rng.randint(1, 40)]))
+
+    def spoil(self, out: SchedulerOutput, results: list[StepResult]) -> None:
         """Let one random sample fail."""
         i = self.rng.randrange(len(results))
         seq = out.samples[i]
@@ -243,8 +267,12 @@ class Simulation:
             results[i] = SampleError("spoilt")
             self.jobs[seq.request_id].cut[seq.index] = "error"
 
-    def finish_step(self, out: SchedulerOutput, results: list[int | SampleError]) -> None:
+    def finish_step(self, out: SchedulerOutput, results: list[StepResult]) -> None:
         for u in self.scheduler.update(out, results):
+            if u.token_id is not None:
+                tokens = [u.token_id, *u.forced]
+                assert u.seq.output_token_ids[-len(tokens) :] == tokens
+                self.run_lengths[len(tokens)] += 1
             if u.finish_reason is not None:
                 assert u.seq.finish_reason == u.finish_reason
                 self.reasons[u.seq.request_id, u.seq.index] = (u.finish_reason, u.stop_reason)

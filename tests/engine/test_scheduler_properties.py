@@ -18,6 +18,7 @@ from simulator import EOS, EVENTS, STOP, Simulation
 from inferx.engine.config import SchedulerConfig
 from inferx.errors import InvalidRequestError
 from inferx.sampling_params import SamplingParams
+from inferx.structured_outputs import StructuredOutputsParams
 
 SETTINGS = settings(
     derandomize=True,
@@ -56,8 +57,12 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         eos_token_ids=[EOS],
         stop_token_ids=draw(st.sampled_from([[], [STOP]])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        structured_outputs=draw(st.sampled_from([None, GRAMMAR])),
     )
 
+
+# Whose sequences grow by several tokens at once; what it says does not matter here.
+GRAMMAR = StructuredOutputsParams(json_object=True)
 
 # Prompts are made of few pieces, so that they share prefixes that end anywhere in a block.
 PROMPTS = st.lists(
@@ -157,6 +162,7 @@ def random_params(rng: random.Random) -> SamplingParams:
         eos_token_ids=[EOS],
         stop_token_ids=rng.choice([[], [STOP]]),
         prompt_logprobs=rng.choice([None, None, None, 0]),
+        structured_outputs=rng.choice([None, GRAMMAR]),
     )
 
 

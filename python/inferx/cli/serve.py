@@ -17,6 +17,8 @@ from inferx.cli.options import (
 )
 from inferx.engine.args import EngineArgs
 from inferx.errors import InvalidRequestError
+from inferx.pooling_params import DEFAULT_POOLING, POOLINGS
+from inferx.server import limits_table as limits
 from inferx.server.args import ServerArgs
 
 SERVER_PANEL = "Server"
@@ -48,12 +50,60 @@ def serve(
     generation_config: Annotated[
         str, _option("--generation-config", help="Sampling defaults: auto (the model's) or none.")
     ] = "auto",
+    pooling: Annotated[
+        str, _option("--pooling", help=f"Of /v1/embeddings: {' or '.join(POOLINGS)}.")
+    ] = DEFAULT_POOLING,
+    batch_dir: Annotated[
+        str | None, _option("--batch-dir", help="Where to keep files and batches; without it there are none.")
+    ] = None,
+    tool_call_parser: Annotated[
+        str,
+        _option(
+            "--tool-call-parser",
+            help="Format of the model's tool calls: auto (from its chat template), none, hermes, llama3 or mistral.",
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        _option(
+            "--reasoning-parser",
+            help="Reasoning told apart from the answer: auto (from the chat template), none or think.",
+        ),
+    ] = "auto",
+    allowed_origins: Annotated[
+        list[str] | None,
+        _option("--allowed-origins", help="Origin of web pages that may call (CORS); may be repeated."),
+    ] = None,
+    max_waiting: Annotated[
+        int, _option("--max-waiting", help="Requests that may wait beside --max-num-seqs; then 429.")
+    ] = limits.WAITING.most,
+    max_connections: Annotated[
+        int, _option("--max-connections", help="Connections open at once.")
+    ] = limits.CONNECTIONS.most,
     max_body_size: Annotated[
         str, _option("--max-body-size", help="Largest request body, for instance 16MiB.")
     ] = "16MiB",
+    max_header_size: Annotated[
+        str, _option("--max-header-size", help="Largest headers of a request, for instance 64KiB.")
+    ] = "64KiB",
+    header_timeout: Annotated[
+        float, _option("--header-timeout", help="Seconds for a request's headers to come in.")
+    ] = limits.HEADER_SECONDS.most,
+    body_timeout: Annotated[
+        float, _option("--body-timeout", help="Seconds for a body, beside one for each 16 KiB.")
+    ] = limits.BODY_SECONDS.most,
+    keep_alive_timeout: Annotated[
+        float, _option("--keep-alive-timeout", help="Seconds between two requests of a connection.")
+    ] = limits.KEEP_ALIVE_SECONDS.most,
+    write_timeout: Annotated[
+        float, _option("--write-timeout", help="Seconds for a client to read what is ready for it.")
+    ] = limits.WRITE_SECONDS.most,
+    text_timeout: Annotated[
+        float, _option("--text-timeout", help="Seconds for tokenising or rendering one prompt.")
+    ] = limits.TEXT_SECONDS.most,
     shutdown_timeout: Annotated[
-        int, _option("--shutdown-timeout", help="Seconds running requests get after SIGTERM.")
-    ] = 20,
+        float, _option("--shutdown-timeout", help="Seconds running requests get after SIGTERM.")
+    ] = ServerArgs.shutdown_timeout,
     access_log: Annotated[bool, _option("--access-log", help="Log every request.")] = False,
     seed: Annotated[int | None, _option("--seed", help="The same as --engine-seed (vLLM's name).")] = None,
     engine_args: EngineArgs = EngineArgs(),  # noqa: B008 (replaced by the flags)
@@ -61,16 +111,36 @@ def serve(
     """Serve a model over HTTP: OpenAI's API under /v1, /metrics for Prometheus."""
     if not 0 <= port <= 65535:
         raise InvalidRequestError(f"--port must be from 0 to 65535, got {port}")
-    if shutdown_timeout < 0:
+    if not 0 <= shutdown_timeout < float("inf"):
         raise InvalidRequestError(f"--shutdown-timeout must not be negative, got {shutdown_timeout}")
+    _check_positive(
+        max_connections=max_connections,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        keep_alive_timeout=keep_alive_timeout,
+        write_timeout=write_timeout,
+        text_timeout=text_timeout,
+    )
     names = tuple(served_model_name or ())
     server_args = ServerArgs(
         host=host,
         port=port,
         served_model_names=names,
         generation_config=check_generation_config(generation_config),
+        pooling=_pooling(pooling),
+        batch_dir=batch_dir,
+        tool_call_parser=_one_of("--tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS),
+        reasoning_parser=_one_of("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
         api_keys=_api_keys(api_key or []),
+        allowed_origins=tuple(allowed_origins or ()),
         max_body_bytes=parse_bytes(max_body_size, "max_body_size"),
+        max_header_bytes=parse_bytes(max_header_size, "max_header_size"),
+        max_connections=max_connections,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        keep_alive_timeout=keep_alive_timeout,
+        write_timeout=write_timeout,
+        text_timeout=text_timeout,
         shutdown_timeout=shutdown_timeout,
         access_log=access_log,
     )
@@ -79,10 +149,23 @@ def serve(
         model=model_option or model,
         served_model_name=names[0] if names else None,
         seed=engine_args.seed if seed is None else seed,
+        max_waiting=max_waiting,
     )
     from inferx.server.serve import run_server
 
     run_server(engine_args, server_args, show_progress=True)
+
+
+def _pooling(value: str) -> Any:
+    if value not in POOLINGS:
+        raise InvalidRequestError(f"--pooling must be {' or '.join(POOLINGS)}, got {value!r}")
+    return value
+
+
+def _check_positive(**options: float) -> None:
+    for name, value in options.items():
+        if not 0 < value < float("inf"):
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0, got {value}")
 
 
 def _api_keys(given: list[str]) -> tuple[str, ...]:

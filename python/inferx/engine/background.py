@@ -66,11 +66,12 @@ def plan_with_background(scheduler: Scheduler, out: SchedulerOutput, candidates:
     if not alone:
         budget = min(budget, config.background_tokens)
     rest = [seq for seq in candidates[first:] if seq.status is Status.RUNNING]
-    ready = [seq for seq in rest if _is_decode(seq)]
-    budget -= _add_decodes(scheduler, out, ready[:budget])
+    late = {id(seq) for seq in [seq for seq in rest if _is_decode(seq)][budget:]}
+    before = out.num_decodes
+    prefills = _add_decodes(scheduler, out, [seq for seq in rest if id(seq) not in late])
+    budget -= out.num_decodes - before
     if alone:
         budget = min(budget, config.background_chunk)
-    prefills = [seq for seq in rest if seq.status is Status.RUNNING and not _is_decode(seq)]
     waiting = [] if blocked or out.preempted else scheduler.waiting[first_background(scheduler.waiting) :]
     if budget > 0 and (prefills or waiting):
         behind = PrefillPlan(scheduler, out, prefills, waiting)
@@ -83,16 +84,19 @@ def _is_decode(seq: Sequence) -> bool:
     return seq.num_tokens - seq.num_computed_tokens == 1 and seq.num_tokens > seq.num_prompt_tokens
 
 
-def _add_decodes(scheduler: Scheduler, out: SchedulerOutput, ready: list[Sequence]) -> int:
-    """Place decodes behind those that are placed, before the prompts; how many found room."""
+def _add_decodes(
+    scheduler: Scheduler, out: SchedulerOutput, candidates: list[Sequence]
+) -> list[Sequence]:
+    """Place decodes behind those that are placed, before the prompts; the candidates with more to compute
+    that have room for it."""
     before = out.num_decodes
     prompts = out.scheduled[before:]  # of interactive ones: no decode here preempts them
     del out.scheduled[before:]
-    scheduler._schedule_decodes(out, ready)
+    prefills = scheduler._schedule_decodes(out, candidates)
     out.num_decodes = len(out.scheduled)
     out.total_num_tokens += out.num_decodes - before
     out.scheduled += prompts
-    return out.num_decodes - before
+    return prefills
 
 
 class InteractivePlan(PrefillPlan):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from inferx.engine.scheduler import QueueFullError
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import bad_request
+from inferx.server.generation import in_background
 
 MAX_RETRY_SECONDS = 60
 # Ends of requests that the rate is taken from.
@@ -36,6 +37,9 @@ class Admission:
         ApiError (400) when one request has more prompts than could ever wait.
         """
         capacity = self.engine.queue_capacity
+        if in_background.get():
+            yield  # background work sees to it itself that it does not pile up
+            return
         if capacity is not None:
             if count > capacity:
                 raise bad_request(

@@ -13,6 +13,7 @@ from inferx.server import chat, completions, embeddings, info, openapi, tokenize
 from inferx.server import response_schemas as schemas
 from inferx.server.anthropic.routes import MESSAGES_ROUTES
 from inferx.server.args import ServerArgs
+from inferx.server.batches import BATCH_ROUTES
 from inferx.server.context import ServerContext
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import handle_error
@@ -106,6 +107,7 @@ INFO_ROUTES = (
 ROUTES = (
     *GENERATION_ROUTES,
     *EMBEDDING_ROUTES,
+    *BATCH_ROUTES,
     *RESPONSES_ROUTES,
     *MESSAGES_ROUTES,
     *TEXT_ROUTES,

@@ -16,7 +16,7 @@ from inferx.server.logprobs import chat_logprobs, prompt_logprobs
 from inferx.server.protocol import ChatCompletionRequest, parse_request
 from inferx.server.responses import json_response
 from inferx.server.streaming import respond_with_events, until_disconnect
-from inferx.server.usage import latency_split, response_metrics
+from inferx.server.usage import add_continuous_usage, latency_split, response_metrics
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:
@@ -60,15 +60,18 @@ class ChatCompletion:
             for delta in deltas:
                 if not started[delta.index]:
                     started[delta.index] = True
-                    yield self._chunk(
+                    first = self._chunk(
                         ChatDelta(delta.index), {"role": "assistant", "content": ""}, first=True
                     )
+                    if self.body.return_token_ids and sum(started) == 1:
+                        first["prompt_token_ids"] = self.run.job.prompt_token_ids
+                    yield add_continuous_usage(first, self.body.continuous_usage, self.run.usage)
                 if not self._shows(delta):
                     continue
                 chunk = self._chunk(delta, _message_delta(delta))
                 if delta.metrics is not None:
                     chunk["metrics"] = latency_split(delta.metrics)
-                yield chunk
+                yield add_continuous_usage(chunk, self.body.continuous_usage, self.run.usage)
         if self.body.include_usage:
             chunk = self._envelope("chat.completion.chunk", [])
             chunk["usage"] = self.run.usage.as_dict()

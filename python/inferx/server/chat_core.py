@@ -19,7 +19,7 @@ from inferx.server.errors import bad_request, shorten
 from inferx.server.generation import Job, OutputStream
 from inferx.server.logprobs import AlignedToken
 from inferx.server.messages import active_tools, conversation, template_kwargs
-from inferx.server.prompts import room_for_output
+from inferx.server.prompts import check_truncation, room_for_output, truncate_prompt
 from inferx.server.protocol import ChatCompletionRequest, TemplateFields
 from inferx.server.sampling import sampling_params
 from inferx.server.usage import UsageCounter
@@ -91,20 +91,31 @@ async def prepare_chat(context: ServerContext, body: ChatCompletionRequest, arri
     body.check_stream_options()
     tools = active_tools(body)
     num_top = num_top_logprobs(body)
-    ids = await encode_conversation(context, body, tools)
+    keep = body.truncate_prompt_tokens
+    check_truncation(keep, context.engine.max_model_len)
+    with context.admission.preparing_requests():
+        ids = await encode_conversation(context, body, tools, to_be_cut=keep is not None)
+    reserved = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    ids = truncate_prompt(ids, keep, context.engine.max_model_len, reserved)
     job = _make_job(context, body, ids, num_top, arrival)
     return ChatRun(context, body, model, job)
 
 
 async def encode_conversation(
-    context: ServerContext, body: TemplateFields, tools: list[dict[str, Any]] | None
+    context: ServerContext,
+    body: TemplateFields,
+    tools: list[dict[str, Any]] | None,
+    *,
+    to_be_cut: bool = False,
 ) -> list[int]:
     """Token ids of the rendered conversation.  The template writes BOS itself where the model has one."""
     if body.continue_final_message:
         raise bad_request("continue_final_message is not supported", "continue_final_message")
     kwargs = template_kwargs(body)
     add_generation_prompt = body.add_generation_prompt is not False
-    return await context.text.encode_chat(conversation(body.messages), tools, add_generation_prompt, kwargs)
+    return await context.text.encode_chat(
+        conversation(body.messages), tools, add_generation_prompt, kwargs, to_be_cut=to_be_cut
+    )
 
 
 def num_top_logprobs(body: ChatCompletionRequest) -> int | None:

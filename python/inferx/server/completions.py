@@ -17,12 +17,23 @@ from inferx.server.context import ServerContext, new_id
 from inferx.server.errors import bad_request, shorten
 from inferx.server.generation import Job, OutputStream
 from inferx.server.logprobs import align_prompt, completion_logprobs, prompt_logprobs
-from inferx.server.prompts import check_token_ids, room_for_output, split_prompts
+from inferx.server.prompts import (
+    check_token_ids,
+    check_truncation,
+    room_for_output,
+    split_prompts,
+    truncate_prompt,
+)
 from inferx.server.protocol import CompletionRequest, parse_request
 from inferx.server.responses import json_response
 from inferx.server.sampling import sampling_params
 from inferx.server.streaming import respond_with_events, until_disconnect
-from inferx.server.usage import UsageCounter, latency_split, response_metrics
+from inferx.server.usage import (
+    UsageCounter,
+    add_continuous_usage,
+    latency_split,
+    response_metrics,
+)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -33,8 +44,10 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     body = parse_request(CompletionRequest, await context.read_json(request))
     model = context.check_model(body.model)
     _check(body)
-    jobs = await _make_jobs(context, body, arrival)
-    echoes = await _echoes(context, body, jobs)
+    prompts = split_prompts(body.prompt)
+    with context.admission.preparing_requests(len(prompts)):
+        jobs = await _make_jobs(context, body, prompts, arrival)
+        echoes = await _echoes(context, body, jobs)
     completion = Completion(context, body, model, jobs, echoes)
     outputs = OutputStream(context.engine, jobs, context.metrics)
     if body.stream:
@@ -63,18 +76,27 @@ def _check(body: CompletionRequest) -> None:
         )
 
 
-async def _make_jobs(context: ServerContext, body: CompletionRequest, arrival: float) -> list[Job]:
+async def _make_jobs(
+    context: ServerContext, body: CompletionRequest, prompts: list[str | list[int]], arrival: float
+) -> list[Job]:
     special = body.add_special_tokens is not False
     engine = context.engine
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     num_prompt_logprobs = max((w for w in wanted if w is not None), default=None)
+    keep = body.truncate_prompt_tokens
+    check_truncation(keep, engine.max_model_len)
+    reserved = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     jobs = []
     response_id = new_id("cmpl")
-    for number, prompt in enumerate(split_prompts(body.prompt)):
+    for number, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            text, ids = prompt, await context.text.encode(prompt, special, "prompt")
+            text: str | None = prompt
+            whole = await context.text.encode(prompt, special, "prompt", to_be_cut=keep is not None)
         else:
-            text, ids = None, prompt
+            text, whole = None, prompt
+        ids = truncate_prompt(whole, keep, engine.max_model_len, reserved)
+        if len(ids) < len(whole):
+            text = None  # what is echoed is what the model saw
         # The length first: it is O(1), the range is not.
         max_tokens = room_for_output(
             len(ids), body.max_tokens, engine.max_model_len, default=DEFAULT_MAX_TOKENS
@@ -154,11 +176,17 @@ class Completion:
 
     async def events(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed response."""
+        announced: set[int] = set()  # choices whose prompt has been told
         async for number, output in outputs:
             for choice, delta in self._deltas(number, output):
                 if delta.empty:
                     continue
-                chunk = self._envelope([self._choice(choice, delta)])
+                item = self._choice(choice, delta)
+                if self.body.return_token_ids and choice.index not in announced:
+                    announced.add(choice.index)
+                    item["prompt_token_ids"] = choice.job.prompt_token_ids
+                chunk = self._envelope([item])
+                add_continuous_usage(chunk, self.body.continuous_usage, self.usage)
                 if delta.finish_reason is not None and choice.metrics is not None:
                     chunk["metrics"] = latency_split(choice.metrics)
                 yield chunk

@@ -30,7 +30,7 @@ class ServerContext:
         self.engine = engine
         self.args = args
         self.model_names = args.served_model_names or (engine.model_name,)
-        self.text = TextPool(engine.tokenizer, engine.max_model_len)
+        self.text = TextPool(engine.tokenizer, engine.max_model_len, args.text_timeout)
         self.names = TokenNames(engine.tokenizer)
         self.lifecycle = Lifecycle()
         self.admission = Admission(engine)

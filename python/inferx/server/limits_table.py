@@ -178,7 +178,10 @@ ALLOWED_TOKEN_IDS = _limit("allowed_token_ids", None, "token ids", "allowed_toke
 _section = "Conversations"
 MESSAGES = _limit("messages", 10_000, "messages", "Messages of a conversation.")
 ROLE_CHARS = _limit("role_chars", 64, "characters", "A message's role, letters and digits only.")
+CONTENT_PARTS = _limit("content_parts", 4096, "parts", "Parts of one message's content.")
 TOOLS = _limit("tools", 256, "tools", "tools.")
+TOOL_NAME_CHARS = _limit("tool_name_chars", 128, "characters", "A function's name.")
+TOOL_CALLS = _limit("tool_calls", 256, "calls", "tool_calls of one message.")
 TEMPLATE_KWARGS = _limit("template_kwargs", 32, "entries", "chat_template_kwargs, scalars only.")
 TEMPLATE_KWARG_CHARS = _limit("template_kwarg_chars", 4096, "characters", "Each of their values.")
 

@@ -33,6 +33,24 @@ def _malformed(value: Any, param: str, where: str | None = None) -> ApiError:
     )
 
 
+def check_truncation(keep: int | None, max_model_len: int) -> None:
+    """400 unless ``truncate_prompt_tokens`` is -1 or a length that a prompt may have."""
+    if keep is not None and keep != -1 and not 1 <= keep <= max_model_len:
+        raise bad_request(
+            f"truncate_prompt_tokens must be -1 or from 1 to {max_model_len}, got {shorten(keep)}",
+            "truncate_prompt_tokens",
+        )
+
+
+def truncate_prompt(ids: list[int], keep: int | None, max_model_len: int, reserved: int | None) -> list[int]:
+    """The last ``keep`` ids; for -1 as many as fit with ``reserved`` tokens of output (at least one)."""
+    if keep is None:
+        return ids
+    if keep == -1:
+        keep = max(1, max_model_len - max(1, reserved or 1))
+    return ids[-keep:]
+
+
 def check_token_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
     """400 unless every id is in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):

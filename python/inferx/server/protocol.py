@@ -6,11 +6,15 @@ Unknown fields are ignored: SDKs and proxies add them freely.  Types are strict 
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
+from inferx.engine.protocol import BACKGROUND_PRIORITY
 from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 from inferx.server.unknown_fields import unknown_fields
@@ -33,6 +37,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(RequestModel):
@@ -60,7 +65,8 @@ class GenerationFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=BACKGROUND_PRIORITY)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=limits.CACHE_SALT_CHARS.most)
     return_token_ids: bool | None = None
 
@@ -92,6 +98,11 @@ class GenerationFields(RequestModel):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Every chunk says how many tokens there were so far; only beside ``include_usage``."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check_stream_options(self) -> None:
         """ApiError for options that only make sense with (or without) streaming."""
@@ -182,10 +193,26 @@ class DetokenizeRequest(RequestModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in ``body``; ApiError for anything else.  Nesting is bounded by the parser."""
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
     try:
-        value = from_json(body, allow_inf_nan=False)
+        yield
+    finally:
+        gc.enable()
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``; ApiError for anything else.  Nesting is bounded by the parser, the number
+    of values here: what parsing makes of them takes the event loop's time."""
+    limits.JSON_VALUES.check(sum(body.count(mark) for mark in b"[{,:"), "the request body")
+    try:
+        # Collecting garbage while a hundred thousand objects are made takes ten times as long.
+        with _no_garbage_collection():
+            value = from_json(body, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
         # The parser's message names the place and holds none of the caller's bytes.
         raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None

@@ -17,6 +17,7 @@ from inferx.engine.args import EngineArgs
 from inferx.errors import EngineDeadError, InferxError
 from inferx.server.app import create_app
 from inferx.server.args import ServerArgs
+from inferx.server.batch.service import start_batches
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.http_protocol import REFUSED_CONNECTIONS, BoundedConfig, ConnectionLimits
 from inferx.server.lifecycle import Lifecycle
@@ -79,6 +80,7 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
         if not await _unless(stopping, engine.start()):
             return
         config = _config(engine, args)
+        start_batches(config.app.state.context)
         lifecycle = config.app.state.context.lifecycle
         server = Server(
             config,

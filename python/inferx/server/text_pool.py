@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
+
 from inferx.errors import InferxError
+from inferx.server import limits_table as limits
 from inferx.server.engine_api import Tokenizer
 from inferx.server.errors import ApiError, bad_request, shorten
+from inferx.server.workers import WorkerPool
 
 Result = TypeVar("Result")
 
@@ -18,13 +20,16 @@ LARGE_CHARS = 64 << 10
 
 
 class TextPool:
-    """A tokenizer behind two small thread pools, with a bound on what is tokenised at all.
+    """A tokenizer behind two small thread pools, with bounds on what is tokenised at all and on how long
+    it may take (``seconds``).
 
     No text of more than ``max_model_len * longest_token_bytes`` bytes can fit the context, so a longer
     one is refused without looking at it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_model_len: int, seconds: float = limits.TEXT_SECONDS.most
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.longest_token_bytes = max(
@@ -34,22 +39,35 @@ class TextPool:
             ),
             default=1,
         )
-        self._small = ThreadPoolExecutor(2, thread_name_prefix="inferx-text")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="inferx-long-text")
+        self._small = WorkerPool("inferx-text", 2, seconds)
+        self._large = WorkerPool("inferx-long-text", 1, seconds)
 
     def close(self) -> None:
         for pool in (self._small, self._large):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
-    async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
-        """``function(*args)`` in a thread; ``size`` in characters or ids decides which queue."""
+    @property
+    def num_stuck(self) -> int:
+        """Threads that go on with work that took too long and was given up."""
+        return self._small.num_stuck + self._large.num_stuck
+
+    async def run(
+        self, size: int, function: Callable[..., Result], *args: Any, param: str | None = None
+    ) -> Result:
+        """``function(*args)`` in a thread; ``size`` in characters or ids decides which queue.
+
+        ApiError when it takes too long (400, naming ``param``) or too much is stuck already (503)."""
         pool = self._large if size > LARGE_CHARS else self._small
-        return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+        return await pool.run(function, *args, param=param)
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of ``text``; 400 naming ``param`` when it cannot fit the context."""
-        self.check_size(text, param)
-        return await self.run(len(text), self.tokenizer.encode, text, add_special_tokens)
+    async def encode(
+        self, text: str, add_special_tokens: bool, param: str, *, to_be_cut: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``; 400 naming ``param`` when it cannot fit the context.
+
+        to_be_cut: it need not fit, since only its end will be used; then a bound of its own holds."""
+        self.check_size(text, param, to_be_cut)
+        return await self.run(len(text), self.tokenizer.encode, text, add_special_tokens, param=param)
 
     async def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await self.run(len(ids), self.tokenizer.decode, ids, skip_special_tokens)
@@ -60,6 +78,8 @@ class TextPool:
         tools: list[dict[str, Any]] | None,
         add_generation_prompt: bool,
         kwargs: dict[str, Any],
+        *,
+        to_be_cut: bool = False,
     ) -> list[int]:
         """Token ids of a conversation as the model's template writes it; 400 when the template refuses it.
 
@@ -68,7 +88,9 @@ class TextPool:
         if not self.tokenizer.has_chat_template:
             raise bad_request("this model has no chat template; use /v1/completions", "messages")
         size = sum(len(message["content"]) for message in messages)
-        if size > self.max_chars:
+        extras = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+        size += len(msgspec.json.encode([tools, extras]))
+        if size > (max(self.max_chars, limits.TRUNCATED_BYTES.most) if to_be_cut else self.max_chars):
             raise self._too_long(size, "messages")
 
         def encode() -> list[int]:
@@ -77,8 +99,8 @@ class TextPool:
             )
 
         try:
-            return await self.run(size, encode)
-        except InferxError:
+            return await self.run(size, encode, param="messages")
+        except (ApiError, InferxError):
             raise
         except Exception as error:
             # Templates are programs of others: they may trip over whatever the caller put in.
@@ -89,11 +111,16 @@ class TextPool:
     def max_chars(self) -> int:
         return self.max_model_len * self.longest_token_bytes
 
-    def check_size(self, text: str, param: str) -> None:
+    def check_size(self, text: str, param: str, to_be_cut: bool = False) -> None:
+        most = max(self.max_chars, limits.TRUNCATED_BYTES.most) if to_be_cut else self.max_chars
         # Encoding to count bytes is cheap beside tokenising, but pointless when characters suffice.
-        size = len(text) if len(text) > self.max_chars else len(text.encode("utf-8", "replace"))
-        if size > self.max_chars:
-            raise self._too_long(size, param)
+        size = len(text) if len(text) > most else len(text.encode("utf-8", "replace"))
+        if size > most:
+            raise (
+                bad_request(f"{param} takes at most {most} bytes, got {size}", param)
+                if to_be_cut
+                else self._too_long(size, param)
+            )
 
     def _too_long(self, size: int, param: str) -> ApiError:
         least = -(-size // self.longest_token_bytes)

@@ -23,6 +23,20 @@ from inferx.server.responses import json_response
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """Token ids of a prompt, or of a conversation as the chat endpoint would render it."""
     data = await context.read_json(request)
+    with context.admission.preparing_requests():
+        ids, return_token_strs = await _tokenize(context, data)
+    answer: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": context.engine.max_model_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if return_token_strs:
+        answer["token_strs"] = [context.engine.tokenizer.id_to_token(i) for i in ids]
+    return json_response(answer)
+
+
+async def _tokenize(context: ServerContext, data: dict[str, Any]) -> tuple[list[int], bool | None]:
     body: TokenizeRequest | TokenizeChatRequest
     if "messages" in data:
         body = parse_request(TokenizeChatRequest, data)
@@ -32,15 +46,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         body = parse_request(TokenizeRequest, data)
         context.check_model(body.model)
         ids = await context.text.encode(body.prompt, body.add_special_tokens is not False, "prompt")
-    answer: dict[str, Any] = {
-        "count": len(ids),
-        "max_model_len": context.engine.max_model_len,
-        "tokens": ids,
-        "token_strs": None,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [context.engine.tokenizer.id_to_token(i) for i in ids]
-    return json_response(answer)
+    return ids, body.return_token_strs
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

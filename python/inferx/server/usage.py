@@ -29,6 +29,13 @@ class UsageCounter:
         }
 
 
+def add_continuous_usage(chunk: dict[str, Any], wanted: bool, usage: UsageCounter) -> dict[str, Any]:
+    """The chunk; with the usage so far when ``continuous_usage_stats`` asks for it."""
+    if wanted:
+        chunk["usage"] = usage.as_dict()
+    return chunk
+
+
 def latency_split(metrics: RequestMetrics) -> dict[str, Any]:
     """Where one sample's time went, in seconds: queue, prefill, decode, stalls and output sum to e2e."""
     stalls = {

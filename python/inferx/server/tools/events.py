@@ -1,0 +1,48 @@
+"""What a parser of tool calls finds in a text, in the order of the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of the function ``name`` begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the running call's arguments, JSON text as the model wrote it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The running call's arguments are complete.  Without it, the text ended inside of them."""
+
+
+Event = Content | CallStart | CallArguments | CallEnd
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """``events`` with neighbouring texts joined: the same for every way to cut the text."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        if isinstance(event, Content) and isinstance(last, Content):
+            result[-1] = Content(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            result[-1] = CallArguments(last.text + event.text)
+        else:
+            result.append(event)
+    return result
