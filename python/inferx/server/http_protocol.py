@@ -18,6 +18,7 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from inferx.server.body_writer import with_body_writer
 from inferx.server.errors import ApiError
 
 # Connections beyond the limit that are kept open until they can be told why they are not wanted.
@@ -57,6 +58,7 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.limits = cast(BoundedConfig, self.config).limits
+        self.app = with_body_writer(self, self.app)  # type: ignore[assignment]
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._body_started = 0.0

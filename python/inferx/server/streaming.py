@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from inferx.server.body_writer import body_writer_of
 from inferx.server.errors import as_api_error
 from inferx.server.generation import OutputStream
 
@@ -81,13 +82,20 @@ class Closeable(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """Sends events until their source ends or the client leaves, which also ends the source.
+    """Sends pieces until their source ends or the client leaves, which also ends the source.
+
+    keep_alive: (seconds, piece): what is sent when nothing has come for that long (a preempted request, say).
 
     The framework's own streaming notices a lost client only when it writes; a queued request writes
     nothing for a while.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], outputs: Closeable) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        outputs: Closeable,
+        keep_alive: tuple[float, bytes] | None = None,
+    ) -> None:
         super().__init__(
             chunks,
             media_type="text/event-stream",
@@ -95,10 +103,11 @@ class EventStream(StreamingResponse):
         )
         self._chunks = chunks
         self._outputs = outputs
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self.stream_response(send))
+            await until_disconnect(receive, self._run(scope, send))
         except (ClientDisconnect, OSError):
             pass
         finally:
@@ -106,6 +115,54 @@ class EventStream(StreamingResponse):
             # A client that left before the first chunk was asked for leaves a generator that never ran,
             # and whose own cleanup therefore does not run either.
             await self._outputs.aclose()
+
+    async def _run(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = _Body(scope, send)
+        keeper = None
+        if self._keep_alive is not None:
+            keeper = asyncio.ensure_future(body.keep_alive(*self._keep_alive))
+        try:
+            async for chunk in self._chunks:
+                # Most of a stream's time is spent here, so there is no call more than needed.
+                if body.writer is None or body.writer.paused:
+                    await body.send(chunk)
+                else:
+                    body.writer.write(chunk)
+                body.quiet_since = body.time()
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Body:
+    """The body of a response whose head is out."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.writer = body_writer_of(scope)
+        self.time = asyncio.get_running_loop().time
+        self.quiet_since = self.time()
+        self._send = send
+
+    async def send(self, data: bytes) -> None:
+        if self.writer is None:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        if self.writer.paused:
+            await self.writer.drain()
+        self.writer.write(data)
+
+    async def keep_alive(self, seconds: float, data: bytes) -> None:
+        """Send ``data`` whenever nothing else has been sent for so long."""
+        while True:
+            left = self.quiet_since + seconds - self.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            await self.send(data)
+            self.quiet_since = self.time()
 
 
 async def respond_with_events(
@@ -122,19 +179,20 @@ async def respond_with_events(
     except BaseException:
         await outputs.aclose()
         raise
-    return EventStream(_chunks(outputs, source, started, keep_alive, framing), outputs)
+    chunks = _chunks(outputs, source, started, framing)
+    return EventStream(chunks, outputs, (keep_alive, framing.keep_alive))
 
 
 async def _chunks(
-    outputs: OutputStream, source: EventSource, started: bool, keep_alive: float, framing: Framing
+    outputs: OutputStream, source: EventSource, started: bool, framing: Framing
 ) -> AsyncGenerator[bytes, None]:
     events = source()
     try:
-        while not started:
+        if not started:
             yield framing.keep_alive
-            started = await outputs.wait_first(keep_alive)
-        async for data in _with_pauses(events, keep_alive):
-            yield framing.keep_alive if data is None else framing.event(data)
+            await outputs.wait_first(None)
+        async for data in events:
+            yield framing.event(data)
     except Exception as error:
         yield framing.error(error)
     finally:
@@ -142,25 +200,3 @@ async def _chunks(
         await outputs.aclose()
     if framing.end:
         yield framing.end
-
-
-async def _with_pauses(
-    events: AsyncGenerator[dict[str, Any], None], seconds: float
-) -> AsyncGenerator[dict[str, Any] | None, None]:
-    """The events, and None whenever none came for that long (a preempted request, say)."""
-    pending = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            await asyncio.wait({pending}, timeout=seconds)
-            if not pending.done():
-                yield None
-                continue
-            try:
-                data = pending.result()
-            except StopAsyncIteration:
-                return
-            pending = asyncio.ensure_future(anext(events))
-            yield data
-    finally:
-        pending.cancel()
-        await asyncio.gather(pending, return_exceptions=True)
