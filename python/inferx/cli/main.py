@@ -13,6 +13,7 @@ import typer
 from inferx.cli.chat import chat
 from inferx.cli.env import env
 from inferx.cli.generate import generate
+from inferx.cli.run_batch import run_batch
 from inferx.cli.serve import serve
 from inferx.errors import InferxError
 
@@ -45,7 +46,7 @@ def _main(
         print(context.get_help())
 
 
-for command in (serve, generate, chat, env):
+for command in (serve, generate, chat, run_batch, env):
     cli.command()(command)
 
 
