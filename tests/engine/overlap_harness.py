@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_device import FakeDevice
+from scripted_grammars import ScriptedGrammars
 from simulator import is_background, namespace_of, solo
 
 from inferx.engine.args import EngineArgs
@@ -129,6 +130,8 @@ class Bench:
         self.core.scheduler = self.scheduler = CheckedScheduler(config)
         self.scheduler.seen, self.scheduler.wasted = self.seen, Counter()
         self.requests: dict[str, EngineRequest] = {}
+        grammars: Any = ScriptedGrammars(self.device, self.requests, random.Random(0))
+        self.core._structured = grammars
         self.hold: list[Sequence] = []  # keeps ids of sequences from being used again
         self.heard: dict[tuple[str, int], list[EngineOutput]] = defaultdict(list)
         self.cut: dict[tuple[str, int], str] = {}  # ended by us, or by a fault
@@ -152,8 +155,8 @@ class Bench:
         salt: str | None = None,
     ) -> None:
         request = EngineRequest(name, prompt, params, self.now, priority, salt)
-        self.core.add_request(request)
         self.requests[name] = request
+        self.core.add_request(request)
         self.hold += self.scheduler.requests[name].sequences
         self.scheduler.check_invariants()
 
@@ -218,6 +221,7 @@ class Bench:
         assert not kv._copies_in_flight
         assert not core._states
         assert not core._with_history
+        assert not core._structured
         assert len(core._steps) == 0
 
     def answer(self, name: str, index: int = 0) -> list[int]:

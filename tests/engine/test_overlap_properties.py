@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 sys.path.insert(0, str(Path(__file__).parent))
 from overlap_harness import Bench
 from simulator import EOS, STOP
-from test_scheduler_properties import PROMPTS, configs, random_params
+from test_scheduler_properties import GRAMMAR, PROMPTS, configs, random_params
 
 from inferx.engine.config import SchedulerConfig
 from inferx.sampling_params import SamplingParams
@@ -49,6 +49,8 @@ EVENTS = (
     "ran on junk behind a failed step",
     "interrupted",
     "history known",
+    "several tokens at once",
+    "nothing but grammars to wait for",
 )
 
 
@@ -64,6 +66,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         stop_token_ids=draw(st.sampled_from([[], [STOP]])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 0.0, 1.0])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        structured_outputs=draw(st.sampled_from([None, None, GRAMMAR])),
     )
 
 
@@ -155,6 +158,7 @@ def crowd(seed: int, seen: Counter[str], depth: int = 2) -> Bench:
     bench = Bench(config, random.Random(seed), depth)
     stems = [[rng.randrange(9) for _ in range(rng.randint(1, longest))] for _ in range(3)]
     calm = rng.random() < 0.3
+    grammars = random.Random(f"grammars {seed}")
     for i in range(rng.randint(4, 25)):
         cut = rng.randint(1, longest - 2)
         prompt = (rng.choice(stems)[:cut] + [rng.randrange(9) for _ in range(rng.randint(1, 6))])[
@@ -162,6 +166,7 @@ def crowd(seed: int, seen: Counter[str], depth: int = 2) -> Bench:
         ]
         params = random_params(rng)
         params.presence_penalty = rng.choice([0.0] * 12 + [1.0])
+        params.structured_outputs = grammars.choice([None] * 9 + [GRAMMAR])
         if params.n > max_num_seqs:
             continue
         name = f"r{i}"

@@ -162,7 +162,6 @@ def random_params(rng: random.Random) -> SamplingParams:
         eos_token_ids=[EOS],
         stop_token_ids=rng.choice([[], [STOP]]),
         prompt_logprobs=rng.choice([None, None, None, 0]),
-        structured_outputs=rng.choice([None, GRAMMAR]),
     )
 
 
@@ -188,6 +187,7 @@ def crowd(seed: int, seen: Counter[str]) -> None:
         prompt = (stem[:shared] + [rng.randint(2, 3) for _ in range(rng.randint(1, 20))])[:limit]
         params = random_params(rng)
         params.n = min(params.n, max_num_seqs)
+        params.structured_outputs = rng.choice([None, GRAMMAR])
         sim.add(
             f"r{i}",
             prompt,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from inferx.server.anthropic.convert import chat_body
+from inferx.server.anthropic.convert import PARAM_NAMES, chat_body
 from inferx.server.anthropic.protocol import Conversation, MessagesRequest
-from inferx.server.errors import ApiError
+from inferx.server.chat_extensions import renamed
+from inferx.server.errors import ApiError, bad_request
 from inferx.server.protocol import parse_request
 
 USER = {"role": "user", "content": "hi"}
@@ -227,3 +228,18 @@ def test_fields() -> None:
 def test_a_count_needs_no_max_tokens() -> None:
     data = chat_body(parse_request(Conversation, {"messages": [USER]}))
     assert data == {"messages": [USER]}
+
+
+def test_errors_are_renamed() -> None:
+    for chat_name, name in (
+        ("response_format.json_schema.schema", "output_config.format.schema"),
+        ("tools[3].function.parameters.x", "tools[3].input_schema.x"),
+        ("tools[3].function.name", "tools[3].name"),
+        ("stop[1]", "stop_sequences[1]"),
+        ("messages[7].content", "messages"),
+        ("max_completion_tokens", "max_tokens"),
+    ):
+        error = renamed(bad_request(f"{chat_name} is bad", chat_name), PARAM_NAMES)
+        assert (error.param, error.message) == (name, f"{name} is bad")
+    other = bad_request("stop_token_ids is bad", "stop_token_ids")
+    assert renamed(other, PARAM_NAMES) is other

@@ -187,15 +187,6 @@ def test_count_input_tokens(api: openai.OpenAI, engine: FakeEngine) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
-        (
-            {
-                "input": [
-                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"},
-                    {"type": "function_call_output", "call_id": "c", "output": "x"},
-                ]
-            },
-            "input",
-        ),
     ],
 )
 @pytest.mark.parametrize(

@@ -291,10 +291,14 @@ def test_errors_are_renamed() -> None:
     )
     inner = renamed(bad_request("messages[3].content: must be x", "messages[3].content"), PARAM_NAMES)
     assert (inner.message, inner.param) == ("input: must be x", "input")
-    nested = renamed(
-        bad_request("response_format.json_schema: bad", "response_format.json_schema"), PARAM_NAMES
-    )
-    assert nested.param == "text.format.json_schema"
-    assert nested.message.startswith(nested.param)
-    other = bad_request("temperature must be x", "temperature")
-    assert renamed(other, PARAM_NAMES) is other
+    for chat_name, name in (
+        ("response_format.json_schema.schema", "text.format.schema"),
+        ("response_format.type", "text.format.type"),
+        ("tools[12].function.parameters", "tools[12].parameters"),
+        ("messages", "input"),
+    ):
+        nested = renamed(bad_request(f"{chat_name} is bad", chat_name), PARAM_NAMES)
+        assert (nested.param, nested.message) == (name, f"{name} is bad")
+    for other_name in ("temperature", "tools", "max_completion_tokens_"):
+        other = bad_request("must be x", other_name)
+        assert renamed(other, PARAM_NAMES) is other

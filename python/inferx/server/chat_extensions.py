@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from inferx.server.errors import ApiError
@@ -41,23 +43,23 @@ class ChatExtensions(RequestModel):
 _NAMES = tuple(name for name in ChatExtensions.model_fields if name not in RequestModel.model_fields)
 
 
-def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
-    """A chat request's 400 under the names the caller used (``messages`` -> ``input``)."""
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """A chat request's error under the names the caller used.
+
+    names: patterns of the chat request's fields -> what the other API has in their place; the first that
+    matches the beginning of ``param``, up to a dot or a bracket, is taken.
+    """
     if error.param is None:
         return error
-    root, rest = error.param, ""
-    for i, character in enumerate(error.param):
-        if character in ".[":
-            root, rest = error.param[:i], error.param[i:]
+    for pattern, name in names.items():
+        param, count = re.subn(rf"^(?:{pattern})(?=$|[.\[])", name, error.param)
+        if count:
             break
-    if root not in names:
+    else:
         return error
-    # Places inside a converted list are not places in the caller's: only the field is named.
-    param = names[root] if rest.startswith("[") else names[root] + rest
-    message = error.message.replace(error.param, param) if rest else error.message.replace(root, param)
     return ApiError(
         error.status,
-        message,
+        error.message.replace(error.param, param),
         type=error.type,
         param=param,
         code=error.code,

@@ -11,11 +11,17 @@ from inferx.server import limits_table as limits
 from inferx.server.anthropic.protocol import Conversation, InputMessage, MessagesRequest
 from inferx.server.errors import ApiError, bad_request, shorten
 
-# How the chat request's errors name what the caller wrote.
+# How the chat request's errors name what the caller wrote.  Places in the converted list of messages are
+# none in the caller's, so only the field is named.
 PARAM_NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
+    r"messages.*": "messages",
+    r"max_completion_tokens": "max_tokens",
+    r"stop": "stop_sequences",
+    r"response_format\.json_schema": "output_config.format",
+    r"response_format": "output_config.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"tool_choice\.function": "tool_choice",
 }
 # Most of them because the models here read text only.
 REFUSED_BLOCKS = {

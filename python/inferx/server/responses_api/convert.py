@@ -8,11 +8,16 @@ from inferx.server.errors import bad_request, shorten
 from inferx.server.responses_api.items import Item
 from inferx.server.responses_api.protocol import ResponsesRequest
 
-# How the chat request's errors name what the caller wrote.
+# How the chat request's errors name what the caller wrote.  Places in the converted list of messages are
+# none in the caller's, so only the field is named.
 PARAM_NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
+    r"messages.*": "input",
+    r"max_completion_tokens": "max_output_tokens",
+    r"response_format\.json_schema": "text.format",
+    r"response_format": "text.format",
+    r"reasoning_effort": "reasoning.effort",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"tool_choice\.function": "tool_choice",
 }
 
 
