@@ -22,14 +22,16 @@ import torch as _torch  # noqa: F401
 if TYPE_CHECKING:
     from inferx.llm import LLM
     from inferx.outputs import RequestOutput
+    from inferx.pooling_params import PoolingParams
     from inferx.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__", "ops"]
+__all__ = ["LLM", "PoolingParams", "RequestOutput", "SamplingParams", "__version__", "ops"]
 
 # Imported when first asked for, so that `import inferx` stays light.
 _LAZY = {
     "LLM": "inferx.llm",
+    "PoolingParams": "inferx.pooling_params",
     "RequestOutput": "inferx.outputs",
     "SamplingParams": "inferx.sampling_params",
 }

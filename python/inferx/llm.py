@@ -15,7 +15,8 @@ from inferx.engine.args import DEFAULT_MODEL, EngineArgs
 from inferx.engine.llm_engine import LLMEngine
 from inferx.errors import InvalidRequestError, RequestFailedError
 from inferx.loader.tokenizer import Tokenizer
-from inferx.outputs import RequestOutput
+from inferx.outputs import EmbeddingRequestOutput, RequestOutput
+from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
 
 # Options that vLLM calls otherwise.
@@ -119,6 +120,53 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for every prompt, in their order.
+
+        truncate_prompt_tokens: keep the last ones only; -1 keeps what fits the context.
+        Errors as ``generate``.
+        """
+        pooling = pooling_params or PoolingParams()
+        if not isinstance(pooling, PoolingParams):
+            raise InvalidRequestError(
+                f"pooling_params must be PoolingParams, got {type(pooling).__name__}", "pooling_params"
+            )
+        encoded = [
+            (text, self._truncated(ids, truncate_prompt_tokens))
+            for text, ids in map(self._encode, _as_list(prompts))
+        ]
+        merged: dict[str, RequestOutput] = {}
+        try:
+            for text, ids in encoded:
+                request_id = str(next(self._ids))
+                with self._lock:
+                    self.engine.add_pooling_request(request_id, ids, pooling)
+                    self._inboxes[request_id] = deque()
+                merged[request_id] = RequestOutput.empty(request_id, text, ids)
+            self._drain(merged, use_tqdm and len(encoded) > 1)
+        finally:
+            for request_id in merged:
+                self._remove(request_id)
+        return [EmbeddingRequestOutput.of(output) for output in merged.values()]
+
+    def _truncated(self, ids: list[int], wanted: int | None) -> list[int]:
+        if wanted is None:
+            return ids
+        most = self.engine.core.info.max_model_len
+        if type(wanted) is not int or not (wanted == -1 or 1 <= wanted <= most):
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 or from 1 to {most}, got {str(wanted)[:40]}",
+                "truncate_prompt_tokens",
+            )
+        return ids[-(most if wanted == -1 else wanted) :]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

@@ -5,6 +5,7 @@ Outputs come either as deltas (what one step added; joined they are the answer) 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -153,3 +154,39 @@ class RequestOutput:
     def copy(self) -> RequestOutput:
         """A snapshot that later ``add`` calls do not change."""
         return replace(self, outputs=[output.copy() for output in self.outputs])
+
+
+@dataclass
+class EmbeddingOutput:
+    """A prompt's vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    """What ``LLM.embed`` returns for a prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    prompt: str | None = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """Of a pooling request that has ended."""
+        assert output.embedding is not None
+        values = array("f", output.embedding).tolist()
+        return cls(
+            output.request_id,
+            EmbeddingOutput(values),
+            output.prompt_token_ids,
+            output.num_cached_tokens,
+            prompt=output.prompt,
+        )

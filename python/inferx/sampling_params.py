@@ -29,6 +29,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs are of the raw model distribution, before penalties and temperature.
     prompt_logprobs: the same for the prompt's tokens.
     stop: text at which generation ends (not part of the answer unless include_stop_str_in_output).
+    shown_special_token_ids: special tokens that are text all the same (marks that a parser looks for).
     min_tokens: no end or stop token, and no stop string, before that many tokens.
     structured_outputs: what the output must look like; an answer that is complete ends with "stop", whatever
     min_tokens and ignore_eos say.
@@ -57,6 +58,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_special_token_ids: list[int] = []
     structured_outputs: StructuredOutputsParams | None = None
     eos_token_ids: list[int] = []  # filled by the front end: every end token the model declares
 
@@ -121,6 +123,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _validate_token_ids(self, vocab_size: int | None) -> None:
         high = 2**31 - 1 if vocab_size is None else vocab_size - 1
         _ids("stop_token_ids", self.stop_token_ids, high, MAX_STOP_TOKEN_IDS)
+        _ids("shown_special_token_ids", self.shown_special_token_ids, high, MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             _ids("allowed_token_ids", self.allowed_token_ids, high, high + 1)
             if not self.allowed_token_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
@@ -19,9 +20,21 @@ COUNTING = "Count: 1 2 3 4 5 6"
 class RealServer:
     """Starts on a free port and waits until it serves; ``stop`` sends SIGTERM and returns the exit code."""
 
-    def __init__(self, *arguments: str, timeout: float = 120) -> None:
-        command = [sys.executable, "-m", "inferx.cli.main", "serve", "--port", "0", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    def __init__(
+        self,
+        *arguments: str,
+        timeout: float = 120,
+        program: tuple[str, ...] = ("-m", "inferx.cli.main"),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        command = [sys.executable, *program, "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=None if env is None else {**os.environ, **env},
+        )
         self.lines: list[str] = []
         urls: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, args=(urls,), daemon=True).start()

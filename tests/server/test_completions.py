@@ -171,9 +171,8 @@ def test_prompt_logprobs_have_vllms_shape(complete: Any) -> None:
     [
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"grammar": "root ::= x"}, "grammar"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],
 )

@@ -113,7 +113,7 @@ class TestSmallPool:
             lines += list(stream)
         data = [line for line in lines if line]
         assert data[-1] == "data: [DONE]"
-        assert "shut down" in data[-2]
+        assert "draining" in data[-2]
         assert server.process.wait(30) == 0
         assert "Traceback" not in server.log
 

@@ -19,7 +19,7 @@ from inferx.engine.args import EngineArgs
 from inferx.errors import InvalidRequestError
 from inferx.pooling_params import DEFAULT_POOLING, POOLINGS
 from inferx.server import limits_table as limits
-from inferx.server.args import ServerArgs
+from inferx.server.args import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerArgs
 
 SERVER_PANEL = "Server"
 API_KEY_VARIABLE = "INFERX_API_KEY"
@@ -60,7 +60,7 @@ def serve(
         str,
         _option(
             "--tool-call-parser",
-            help="Format of the model's tool calls: auto (from its chat template), none, hermes, llama3 or mistral.",
+            help="How the model writes calls: auto (see its chat template), none, hermes, llama3, mistral.",
         ),
     ] = "auto",
     reasoning_parser: Annotated[
@@ -166,6 +166,12 @@ def _check_positive(**options: float) -> None:
     for name, value in options.items():
         if not 0 < value < float("inf"):
             raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise InvalidRequestError(f"{flag} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
 
 
 def _api_keys(given: list[str]) -> tuple[str, ...]:

@@ -167,9 +167,12 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         prompt_token_ids: Iterable[int] = (),
+        shown_special_token_ids: Iterable[int] = (),
     ) -> None:
+        """shown_special_token_ids: special tokens that are not skipped."""
         self._texts = texts
         self._skip = skip_special_tokens
+        self._shown = frozenset(shown_special_token_ids) if skip_special_tokens else frozenset()
         self._utf8 = _Utf8Decoder("replace")
         self._run = bytearray()
         self._window: list[int] = []
@@ -188,7 +191,7 @@ class Detokenizer:
             if text is not None:
                 return text
         if texts.skipped(token_id, self._skip):
-            return ""
+            return self._push_shown(token_id) if token_id in self._shown else ""
         if texts.kind == "bytes":
             return self._begin(self._utf8.decode(texts.data(token_id)))
         if texts.kind == "window":
@@ -198,6 +201,10 @@ class Detokenizer:
             self._run.append(byte)
             return ""
         return self._begin(self._end_run() + texts.data(token_id).decode("utf-8", "replace"))
+
+    def _push_shown(self, token_id: int) -> str:
+        """A special token's name.  Bytes of a character before it will not be completed."""
+        return self.flush() + self._begin(self._texts.data(token_id).decode("utf-8", "replace"))
 
     def flush(self) -> str:
         """What was held back: nothing will follow that could complete it."""

@@ -163,6 +163,7 @@ class _Sample:
                 texts,
                 skip_special_tokens=params.skip_special_tokens,
                 prompt_token_ids=request.prompt_token_ids,
+                shown_special_token_ids=params.shown_special_token_ids,
             )
             if params.stop:
                 self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)

@@ -124,6 +124,17 @@ def normalise_messages(messages: Any, takes_parts: bool) -> list[dict[str, Any]]
     return result
 
 
+def append_to_content(message: dict[str, Any], text: str) -> None:
+    """Put ``text`` behind the content of a normalised message, in place."""
+    content = message.get("content", "")
+    if not isinstance(content, list):
+        message["content"] = content + text
+    elif content and isinstance(content[-1], dict):
+        content[-1]["text"] += text
+    else:
+        content.append({"type": "text", "text": text})
+
+
 def _text_parts(parts: list[Any], index: int) -> list[str]:
     texts = []
     for part in parts:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from inferx.errors import InvalidRequestError, LoadError
 from inferx.loader.chat_guard import KNOWN_MARKS, Cover, Markers, private_characters, shield
-from inferx.loader.chat_template import ChatTemplate, normalise_messages, plain
+from inferx.loader.chat_template import ChatTemplate, append_to_content, normalise_messages, plain
 from inferx.loader.checkpoint import Checkpoint
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -198,6 +198,7 @@ class Tokenizer:
         *,
         chat_template: str | None = None,
         parse_special_in_content: bool = False,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation; the template writes BOS itself where the model wants one.
@@ -206,19 +207,32 @@ class Tokenizer:
         control tokens are those of the template alone; without marker text the ids equal
         ``encode(apply_chat_template(...), add_special_tokens=False)``.  parse_special_in_content=True
         encodes the rendered text as it is, for callers who write markers on purpose.
+        continue_final_message: the prompt ends with the last message's content, to be continued.
         """
         template = self._choose_template(chat_template)
         conversation = normalise_messages(messages, template.takes_parts())
         variables = _variables(tools, add_generation_prompt, kwargs)
-        if parse_special_in_content:
-            return self.encode(template.render(conversation, **variables), add_special_tokens=False)
         cover = Cover(private_characters([conversation, variables, template.source]))
-        conversation = [
-            shield(m, self._special_markers if m["role"] == "assistant" else self._all_markers, cover)
-            for m in conversation
-        ]
-        variables = {name: shield(value, self._all_markers, cover) for name, value in variables.items()}
-        return self._encode_covered(template.render(conversation, **variables), cover)
+        if not parse_special_in_content:
+            conversation = [
+                shield(m, self._special_markers if m["role"] == "assistant" else self._all_markers, cover)
+                for m in conversation
+            ]
+            variables = {name: shield(value, self._all_markers, cover) for name, value in variables.items()}
+        end = cover.stand_in("") if continue_final_message else ""
+        if end:
+            append_to_content(conversation[-1], end)
+        text = template.render(conversation, **variables)
+        if end:
+            text, found, _ = text.rpartition(end)
+            if not found:
+                raise InvalidRequestError(
+                    "continue_final_message: the chat template does not show the last message's content",
+                    "continue_final_message",
+                )
+        if parse_special_in_content:
+            return self.encode(text, add_special_tokens=False)
+        return self._encode_covered(text, cover)
 
     def _encode_covered(self, text: str, cover: Cover) -> list[int]:
         """Encodes ``text`` so that what ``cover`` stands for never becomes a control token.

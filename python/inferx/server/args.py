@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from inferx.pooling_params import DEFAULT_POOLING, Pooling
 from inferx.server import limits_table as limits
+
+ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
+TOOL_CALL_PARSERS: tuple[str, ...] = get_args(ToolCallParser)
+REASONING_PARSERS: tuple[str, ...] = get_args(ReasoningParser)
 
 
 @dataclass(frozen=True)
 class ServerArgs:
     """served_model_names: every name a request may give as ``model``; empty = the engine's own name.
     generation_config: ``auto`` takes sampling defaults from the model's generation_config.json, ``none``
-    takes the API's.  pooling: of /v1/embeddings, where a request does not say.  batch_dir: where files and
-    batches are kept; none = no /v1/files and /v1/batches.
+    takes the API's.  tool_call_parser, reasoning_parser: how the model writes calls and reasoning; ``auto``
+    looks at its chat template, ``none`` leaves them in the text.  pooling: of /v1/embeddings, where a
+    request does not say.  batch_dir: where files and batches are kept; none = no /v1/files and /v1/batches.
     api_keys: any of them admits a request; none = no key is asked for.
     allowed_origins: of web pages that may call (CORS); "*" is all of them, none = no page.
     max_...: see ``limits_table``; header and body are counted while reading, whatever the request says
@@ -28,6 +34,8 @@ class ServerArgs:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     generation_config: Literal["auto", "none"] = "auto"
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     pooling: Pooling = DEFAULT_POOLING
     batch_dir: str | None = None
     api_keys: tuple[str, ...] = ()

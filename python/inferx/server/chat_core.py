@@ -13,27 +13,24 @@ from typing import Any
 
 from inferx.engine.protocol import RequestMetrics, TokenLogprobs
 from inferx.outputs import CompletionOutput, RequestOutput
+from inferx.server import structured
+from inferx.server.answer_forms import constrain
+from inferx.server.answers import AnswerParser, AnswerPlan, ToolCallDelta
 from inferx.server.choices import Choice, make_choices
 from inferx.server.context import ServerContext, new_id
 from inferx.server.errors import bad_request, shorten
 from inferx.server.generation import Job, OutputStream
 from inferx.server.logprobs import AlignedToken
-from inferx.server.messages import active_tools, conversation, template_kwargs
+from inferx.server.messages import check_continuation, conversation, template_kwargs
 from inferx.server.prompts import check_truncation, room_for_output, truncate_prompt
 from inferx.server.protocol import ChatCompletionRequest, TemplateFields
+from inferx.server.reasoning import TAIL_TOKENS, Start, start_behind_prefill, start_behind_prompt
 from inferx.server.sampling import sampling_params
+from inferx.server.tools.choice import tool_plan
 from inferx.server.usage import UsageCounter
+from inferx.structured_outputs import StructuredOutputsParams
 
-
-@dataclass(slots=True)
-class ToolCallDelta:
-    """A part of one call.  ``id`` and ``name``: in the call's first delta only; ``arguments``: the next
-    piece of their JSON text."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
+__all__ = ["ChatDelta", "ChatRun", "ToolCallDelta", "encode_conversation", "prepare_chat"]
 
 
 @dataclass(slots=True)
@@ -89,16 +86,21 @@ async def prepare_chat(context: ServerContext, body: ChatCompletionRequest, arri
     """A validated and rendered conversation, ready to run; ApiError or InvalidRequestError (400, 404)."""
     model = context.check_model(body.model)
     body.check_stream_options()
-    tools = active_tools(body)
+    tools = tool_plan(body)
+    constraint = structured.constraint_of(body)
     num_top = num_top_logprobs(body)
     keep = body.truncate_prompt_tokens
     check_truncation(keep, context.engine.max_model_len)
     with context.admission.preparing_requests():
-        ids = await encode_conversation(context, body, tools, to_be_cut=keep is not None)
+        ids = await encode_conversation(context, body, tools.tools, to_be_cut=keep is not None)
     reserved = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     ids = truncate_prompt(ids, keep, context.engine.max_model_len, reserved)
-    job = _make_job(context, body, ids, num_top, arrival)
-    return ChatRun(context, body, model, job)
+    start = await answer_start(context, body, ids)
+    plan = AnswerPlan(context.formats, tools, start, show_special=body.skip_special_tokens is False)
+    constraint, plan = constrain(constraint, plan)
+    outputs = None if constraint is None else await structured.check(context.engine, constraint)
+    job = _make_job(context, body, ids, num_top, arrival, plan, outputs)
+    return ChatRun(context, body, model, job, plan)
 
 
 async def encode_conversation(
@@ -109,13 +111,27 @@ async def encode_conversation(
     to_be_cut: bool = False,
 ) -> list[int]:
     """Token ids of the rendered conversation.  The template writes BOS itself where the model has one."""
-    if body.continue_final_message:
-        raise bad_request("continue_final_message is not supported", "continue_final_message")
-    kwargs = template_kwargs(body)
+    kwargs = dict(template_kwargs(body))
+    effort = getattr(body, "reasoning_effort", None)
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
     add_generation_prompt = body.add_generation_prompt is not False
+    if body.continue_final_message:
+        check_continuation(body)
+        add_generation_prompt = False
+        kwargs["continue_final_message"] = True
     return await context.text.encode_chat(
         conversation(body.messages), tools, add_generation_prompt, kwargs, to_be_cut=to_be_cut
     )
+
+
+async def answer_start(context: ServerContext, body: ChatCompletionRequest, ids: list[int]) -> Start | None:
+    """Where the answer begins as to reasoning; None when the model does none or it is not told apart."""
+    if not context.formats.thinking:
+        return None
+    if body.continue_final_message:
+        return start_behind_prefill(conversation(body.messages[-1:])[0]["content"])
+    return start_behind_prompt(await context.text.decode(ids[-TAIL_TOKENS:], False))
 
 
 def num_top_logprobs(body: ChatCompletionRequest) -> int | None:
@@ -130,7 +146,13 @@ def num_top_logprobs(body: ChatCompletionRequest) -> int | None:
 
 
 def _make_job(
-    context: ServerContext, body: ChatCompletionRequest, ids: list[int], num_top: int | None, arrival: float
+    context: ServerContext,
+    body: ChatCompletionRequest,
+    ids: list[int],
+    num_top: int | None,
+    arrival: float,
+    plan: AnswerPlan,
+    structured_outputs: StructuredOutputsParams | None,
 ) -> Job:
     newer = body.max_completion_tokens is not None
     name = "max_completion_tokens" if newer else "max_tokens"
@@ -147,6 +169,8 @@ def _make_job(
         logprobs=num_top,
         prompt_logprobs=body.prompt_logprobs,
         vocab_size=context.engine.vocab_size,
+        structured_outputs=structured_outputs,
+        shown_special_token_ids=plan.shown_token_ids,
     )
     return Job(
         new_id("chatcmpl"),
@@ -169,12 +193,14 @@ class ChatRun:
     body: ChatCompletionRequest
     model: str
     job: Job
+    plan: AnswerPlan
     prompt_entries: list[TokenLogprobs | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self.choices: list[Choice] = make_choices([self.job], self.context.names)[0]
         self.usage = UsageCounter([len(self.job.prompt_token_ids)])
+        self._parsers = [self.plan.parser() for _ in self.choices]
 
     def start(self) -> OutputStream:
         """Run it.  The caller closes the stream."""
@@ -209,8 +235,20 @@ class ChatRun:
     def _delta(self, choice: Choice, sample: CompletionOutput) -> ChatDelta:
         part = choice.add(sample)
         delta = ChatDelta(choice.index, content=part.text, tokens=part.tokens, token_ids=part.token_ids)
-        if part.finish_reason is not None:
-            delta.finish_reason = part.finish_reason
+        parser = self._parsers[choice.index]
+        final = part.finish_reason is not None
+        if parser is not None and (part.text or final):
+            parsed = parser.push(part.text, final=final)
+            delta.content, delta.reasoning = parsed.content, parsed.reasoning
+            delta.tool_calls = parsed.tool_calls
+        if final:
+            delta.finish_reason = choice.finish_reason = self._finish_reason(part.finish_reason, parser)
             delta.stop_reason = choice.stop_reason
             delta.metrics = choice.metrics
         return delta
+
+    def _finish_reason(self, reason: str | None, parser: AnswerParser | None) -> str | None:
+        """As OpenAI has it: an answer that ends with calls says so, unless the caller named the function.
+        One that was cut inside of a call does not."""
+        called = parser is not None and parser.complete and self.plan.tools.mode in ("auto", "required")
+        return "tool_calls" if called and reason == "stop" else reason

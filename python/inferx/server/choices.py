@@ -48,7 +48,10 @@ class Choice:
         self._aligner: TokenAligner | None = None
         if job.params.logprobs is not None:
             self._aligner = TokenAligner(
-                names, start=start, show_special_tokens=not job.params.skip_special_tokens
+                names,
+                start=start,
+                show_special_tokens=not job.params.skip_special_tokens,
+                shown=job.params.shown_special_token_ids,
             )
 
     def add(self, output: CompletionOutput) -> Delta:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from inferx.engine.protocol import TokenLogprobs
 from inferx.outputs import RequestOutput
+from inferx.server import structured
 from inferx.server.choices import Choice, Delta, make_choices
 from inferx.server.context import ServerContext, new_id
 from inferx.server.errors import bad_request, shorten
@@ -83,6 +84,8 @@ async def _make_jobs(
     engine = context.engine
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     num_prompt_logprobs = max((w for w in wanted if w is not None), default=None)
+    constraint = structured.constraint_of(body)
+    structured_outputs = None if constraint is None else await structured.check(engine, constraint)
     keep = body.truncate_prompt_tokens
     check_truncation(keep, engine.max_model_len)
     reserved = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -110,6 +113,7 @@ async def _make_jobs(
             logprobs=body.logprobs,
             prompt_logprobs=num_prompt_logprobs,
             vocab_size=engine.vocab_size,
+            structured_outputs=structured_outputs,
         )
         jobs.append(
             Job(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from inferx.server.admission import Admission
+from inferx.server.answers import AnswerFormats
 from inferx.server.args import ServerArgs
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import ApiError, shorten
@@ -32,6 +33,7 @@ class ServerContext:
         self.model_names = args.served_model_names or (engine.model_name,)
         self.text = TextPool(engine.tokenizer, engine.max_model_len, args.text_timeout)
         self.names = TokenNames(engine.tokenizer)
+        self.formats = AnswerFormats(engine.tokenizer, args)
         self.lifecycle = Lifecycle()
         self.admission = Admission(engine)
         self.metrics = ServerMetrics(engine, self.model_names[0])

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from inferx.engine.protocol import EngineStats
+from inferx.loader.chat_template import ChatTemplate
 from inferx.outputs import RequestOutput
 from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
@@ -34,6 +35,11 @@ class Tokenizer(Protocol):
     def id_to_token(self, token_id: int) -> str: ...
 
     def is_special(self, token_id: int) -> bool: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
 
     def encode_chat(
         self, messages: Any, add_generation_prompt: bool = True, tools: Any = None, **kwargs: Any

@@ -8,6 +8,7 @@ that are no text escaped.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,8 +58,17 @@ class TokenAligner:
     than the text does, and streamed parts join to the whole answer.
     """
 
-    def __init__(self, names: TokenNames, *, start: int = 0, show_special_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        names: TokenNames,
+        *,
+        start: int = 0,
+        show_special_tokens: bool = False,
+        shown: Iterable[int] = (),
+    ) -> None:
+        """shown: special tokens that are in the text without ``show_special_tokens``, too."""
         self.names = names
+        self._shown = frozenset(shown)
         self.show_special_tokens = show_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[AlignedToken] = []
@@ -68,7 +78,7 @@ class TokenAligner:
         for token_id, entry in zip(token_ids, logprobs, strict=True):
             data = self.names.bytes(token_id)
             piece = self._decoder.decode(data)
-            if not data and self.show_special_tokens:
+            if not data and (self.show_special_tokens or token_id in self._shown):
                 piece += self.names.tokenizer.id_to_token(token_id)
             partial = bool(data) and not piece
             self._held.append(AlignedToken(token_id, piece, self._end, entry, partial))

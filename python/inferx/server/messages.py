@@ -7,11 +7,14 @@ from typing import Any
 
 from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
-from inferx.server.protocol import ChatCompletionRequest, Message, TemplateFields
+from inferx.server.protocol import Message, TemplateFields
 
-# What rendering itself passes to the template.
+# What rendering itself passes to the template, or takes for itself.
 RESERVED_KWARGS = frozenset(
-    ("messages", "tools", "add_generation_prompt", "chat_template", "parse_special_in_content", "range")
+    (
+        *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "parse_special_in_content", "range"),
+    )
 )
 
 
@@ -24,17 +27,20 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
     # OpenAI's newer name for the same thing; most templates know only the older one.
     role = "system" if message.role == "developer" else message.role
     content = _text(message.content, f"{where}.content")
-    if content is None and not message.tool_calls:
+    if content is None:
+        content = message.refusal
+    reasoning = message.reasoning_content or message.reasoning
+    if content is None and not message.tool_calls and not (reasoning and role == "assistant"):
         raise bad_request(f"{where}.content: required for role {role!r}", f"{where}.content")
     plain: dict[str, Any] = {"role": role, "content": "" if content is None else content}
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    if reasoning:
+        plain["reasoning_content"] = reasoning
     if message.tool_calls:
-        plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
-        ]
+        plain["tool_calls"] = _tool_calls(message.tool_calls, role, f"{where}.tool_calls")
     return plain
 
 
@@ -43,6 +49,7 @@ def _text(content: Any, where: str) -> str | None:
         return content
     if not isinstance(content, list):
         raise bad_request(f"{where}: must be a string or a list of parts, got {shorten(content)}", where)
+    limits.CONTENT_PARTS.check(len(content), where)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -60,21 +67,51 @@ def _text(content: Any, where: str) -> str | None:
     return "\n".join(texts)
 
 
+def _tool_calls(calls: list[dict[str, Any]], role: str, where: str) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise bad_request(f"{where}: only messages of role 'assistant' can have calls, got {role!r}", where)
+    limits.TOOL_CALLS.check(len(calls), where)
+    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
 def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{where}.function: must be an object with a name", f"{where}.function")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = {}
     if isinstance(arguments, str):
-        # OpenAI carries a JSON text; templates print the object.
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, dict):
+        arguments = _parsed(arguments)
+    if not isinstance(arguments, dict | str):
         where = f"{where}.function.arguments"
-        raise bad_request(f"{where}: must be a JSON object", where)
+        raise bad_request(f"{where}: must be a JSON object, got {shorten(arguments)}", where)
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _parsed(arguments: str) -> dict[str, Any] | str:
+    """OpenAI carries a JSON text; templates print the object.  A model's text that is none (a call cut short)
+    stays as it is, so that the conversation can go on."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def check_continuation(body: TemplateFields) -> None:
+    """ApiError unless the final message is one that can be continued."""
+    if body.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message needs add_generation_prompt=false", "continue_final_message"
+        )
+    last = body.messages[-1]
+    if last.role != "assistant" or last.content is None or last.tool_calls:
+        raise bad_request(
+            "continue_final_message needs a last message of role 'assistant' with content and without calls, "
+            f"got one of role {shorten(last.role)}",
+            "continue_final_message",
+        )
 
 
 def template_kwargs(request: TemplateFields) -> dict[str, Any]:
@@ -93,20 +130,3 @@ def template_kwargs(request: TemplateFields) -> dict[str, Any]:
 
 def _kwargs_error(message: str) -> ApiError:
     return bad_request(f"chat_template_kwargs {message}", "chat_template_kwargs")
-
-
-def active_tools(request: ChatCompletionRequest) -> list[dict[str, Any]] | None:
-    """The tools the template gets to see.  Calls are not parsed yet, so none can be demanded."""
-    for name in ("functions", "function_call"):
-        if getattr(request, name) is not None:
-            raise bad_request(f"{name} is not supported; use tools", name)
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise bad_request(
-            f"tool_choice must be 'none' or 'auto', got {shorten(choice)}; "
-            "forced calls are not supported yet",
-            "tool_choice",
-        )
-    if choice == "auto" and not request.tools:
-        raise bad_request("tool_choice 'auto' needs tools", "tool_choice")
-    return None if choice == "none" else request.tools or None

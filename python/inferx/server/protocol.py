@@ -69,6 +69,14 @@ class GenerationFields(RequestModel):
     priority: int | None = Field(default=None, ge=-(2**31), lt=BACKGROUND_PRIORITY)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=limits.CACHE_SALT_CHARS.most)
     return_token_ids: bool | None = None
+    # What the output must look like; see structured.py.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structural_tag: Any = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -80,19 +88,11 @@ class GenerationFields(RequestModel):
     def _refuse_constraints(cls, data: Any) -> Any:
         # Ignoring one of these would answer 200 with text that breaks a promise.
         if isinstance(data, dict):
-            for name in CONSTRAINT_FIELDS:
+            for name, instead in MISNAMED_FIELDS.items():
                 if data.get(name) is not None:
-                    raise bad_request(f"{name} (structured output) is not supported yet", name)
+                    raise bad_request(f"{name} is not supported; use {instead}", name)
             if data.get("use_beam_search"):
                 raise bad_request("use_beam_search is not supported", "use_beam_search")
-            response_format = data.get("response_format")
-            if response_format is not None and response_format != {"type": "text"}:
-                kind = response_format.get("type") if isinstance(response_format, dict) else response_format
-                raise bad_request(
-                    f"response_format type must be 'text', got {shorten(kind)}; "
-                    "structured output is not supported yet",
-                    "response_format",
-                )
         return data
 
     @property
@@ -112,17 +112,13 @@ class GenerationFields(RequestModel):
             raise bad_request("prompt_logprobs is not available with stream=true", "prompt_logprobs")
 
 
-CONSTRAINT_FIELDS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-)
+# Constraints under the names other servers have for them.
+MISNAMED_FIELDS = {
+    "grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "regex": "structured_outputs.regex",
+    "json_schema": "response_format or structured_outputs.json",
+}
 
 
 class CompletionRequest(GenerationFields):
@@ -145,6 +141,9 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by its newer name
 
 
 class TemplateFields(RequestModel):
@@ -171,6 +170,8 @@ class ChatCompletionRequest(GenerationFields, TemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=limits.ROLE_CHARS.most)
     functions: Any = None
     function_call: Any = None
 

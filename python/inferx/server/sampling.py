@@ -7,6 +7,7 @@ from typing import Any
 from inferx.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from inferx.server.errors import bad_request, shorten
 from inferx.server.protocol import GenerationFields
+from inferx.structured_outputs import StructuredOutputsParams
 
 # What generation_config.json may set; the rest of that file is not about sampling.
 DEFAULTABLE = {
@@ -63,6 +64,8 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     vocab_size: int,
+    structured_outputs: StructuredOutputsParams | None = None,
+    shown_special_token_ids: list[int] | None = None,
 ) -> SamplingParams:
     """Validated options of one prompt; InvalidRequestError or ApiError naming the field."""
     options: dict[str, Any] = dict(defaults)
@@ -75,6 +78,8 @@ def sampling_params(
     options["max_tokens"] = max_tokens
     options["logprobs"] = logprobs
     options["prompt_logprobs"] = prompt_logprobs
+    options["structured_outputs"] = structured_outputs
+    options["shown_special_token_ids"] = shown_special_token_ids or []
     params = SamplingParams(**options)
     params.validate(vocab_size)
     return params

@@ -54,5 +54,8 @@ class NamedParser:
 class RequiredParser(MarkedParser):
     """The whole answer is a list of calls."""
 
+    def reader(self, mark: str) -> Reader:
+        return CallListReader()  # there are no marks
+
     def bare_reader(self, text: str) -> Reader | None:
         return CallListReader() if text.startswith("[") else None
