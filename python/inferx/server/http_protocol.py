@@ -58,7 +58,7 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.limits = cast(BoundedConfig, self.config).limits
-        self.app = with_body_writer(self, self.app)  # type: ignore[assignment]
+        self.app = with_body_writer(self, self.app)
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._body_started = 0.0
