@@ -160,7 +160,10 @@ class FakeEngine:
         arrival_time: float | None = None,
         pooling: PoolingParams | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        request = self.inputs.make_request(request_id, prompt_token_ids, params)
+        if pooling is not None:
+            request = self.inputs.make_pooling_request(request_id, prompt_token_ids, pooling)
+        else:
+            request = self.inputs.make_request(request_id, prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
         self.priorities.append(priority)
         outputs = OutputProcessor(self.tokenizer)
