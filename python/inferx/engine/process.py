@@ -26,6 +26,7 @@ from inferx.engine.args import EngineArgs
 from inferx.engine.core import EngineCore
 from inferx.engine.scheduler import QueueFullError
 from inferx.errors import InvalidRequestError, LoadError, MemoryBudgetError
+from inferx.heap import settle_heap
 
 logger = logging.getLogger("inferx.engine")
 
@@ -55,6 +56,7 @@ def main() -> int:
         core = _load(options, outbox)
         if core is None:
             return 1
+        settle_heap()
         outbox.send(wire.encoder.encode(wire.Ready(core.info)))
         _serve(core, inbox, outbox)
         return 0

@@ -15,6 +15,7 @@ import uvicorn
 
 from inferx.engine.args import EngineArgs
 from inferx.errors import EngineDeadError, InferxError
+from inferx.heap import settle_heap
 from inferx.server.app import create_app
 from inferx.server.args import ServerArgs
 from inferx.server.batch.service import start_batches
@@ -79,6 +80,7 @@ async def serve(engine: AsyncEngine, args: ServerArgs, sock: socket.socket) -> N
     try:
         if not await _unless(stopping, engine.start()):
             return
+        settle_heap()
         config = _config(engine, args)
         start_batches(config.app.state.context)
         lifecycle = config.app.state.context.lifecycle
