@@ -111,7 +111,7 @@ def gguf_seeds() -> list[bytes]:
         file(2, strings, tensors[:1], 64),
         file(3, entries + strings, tensors, 224),
         file(3, arrays + aligned, tensors, 224, 64),
-        file(3, strings, [tensor("w", (2, 2, 2, 256), 14, 0)], 8 * 210),
+        file(3, strings, [tensor("w", (256, 2, 2, 2), 14, 0)], 8 * 210),
     ]
 
 
