@@ -370,6 +370,6 @@ BAD_REQUESTS: tuple[tuple[str, Any], ...] = (
 # Only where the feature exists, or they would be answered.
 BAD_STRUCTURED: tuple[tuple[str, Any], ...] = (
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "(["}}),
-    ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::="}}),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::= missing"}}),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"json": {"type": "nonsense"}}}),
 )
