@@ -13,7 +13,8 @@ export GOMP_SPINCOUNT ?= 2000
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help env build simt serve kernel-report instruction-check arm64-check test lint format wheel-check bench clean
+.PHONY: help env build simt serve kernel-report instruction-check arm64-check test lint format wheel-check bench \
+	soak fuzz clients-check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -80,6 +81,24 @@ wheel-check: env  ## build sdist and wheel, install the wheel into a fresh envir
 
 bench: build  ## the engine benchmark (README, Figures)
 	$(BIN)/python -m benchmarks.engine $(ARGS)
+
+# Of `make soak` and of each target of `make fuzz`.
+MINUTES ?= 10
+
+soak: build  ## mixed traffic on a tiny KV pool for MINUTES; the summary is build/soak.json
+	$(BIN)/python tools/soak.py --minutes $(MINUTES) --output build/soak.json $(ARGS)
+
+FUZZ_TARGETS ?= gguf safetensors tool_calls
+
+fuzz: build  ## atheris for MINUTES on each of FUZZ_TARGETS; inputs are kept in build/fuzz
+	for target in $(FUZZ_TARGETS); do \
+		mkdir -p build/fuzz/$$target; \
+		$(BIN)/python tests/fuzz/run.py $$target --seconds $$(( $(MINUTES) * 60 )) \
+			--corpus build/fuzz/$$target/corpus $(ARGS) || exit 1; \
+	done
+
+clients-check: build  ## openai, litellm, LangChain and a load generator against a real server (own environment)
+	tools/clients_check.sh $(PYTHON) $(VENV)
 
 clean:  ## remove build results (not the environment)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(VENV)/.build-stamp

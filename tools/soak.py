@@ -2,7 +2,7 @@
 
     python tools/soak.py --minutes 30 --output soak.json
 
-Starts ``inferx serve`` on the default model with a pool of 48 blocks, so that requests preempt each other
+Starts ``inferx serve`` on the default model with a pool of 40 blocks, so that requests preempt each other
 all the time, and lets many clients ask on every endpoint at once: whole and streamed, several samples,
 shared prefixes, long prompts, bad requests, slow readers, clients that leave at any moment, some before
 their headers are out.  What it checks, and what the JSON summary says (exit code 0 only if all holds):
@@ -43,7 +43,7 @@ ANSWER_SECONDS = 300
 MAX_FAULTS = 50  # in the summary; all are counted
 LATE_THREADS = 8
 SERVER_FLAGS = (
-    *("--num-gpu-blocks-override", "48", "--max-model-len", "640", "--max-num-seqs", "16"),
+    *("--num-gpu-blocks-override", "40", "--max-model-len", "640", "--max-num-seqs", "16"),
     *("--max-num-batched-tokens", "128", "--threads", "1"),
 )
 
@@ -350,7 +350,7 @@ ENGINE_METRICS = (
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--cards", type=int, default=72, help="different requests whose answers are known")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="where the JSON summary goes; standard output otherwise")

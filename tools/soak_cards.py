@@ -229,8 +229,11 @@ def _messages(rng: random.Random) -> Card:
 
 
 def _counted(usage: dict[str, Any] | None) -> dict[str, Any]:
-    """What of the usage is a function of the request: not how much came from the cache."""
-    return {k: v for k, v in (usage or {}).items() if k.endswith("_tokens") and isinstance(v, int)}
+    """What of the usage is a function of the request: not how much came from the cache, which some APIs
+    count apart from the rest of the prompt."""
+    counts = {k: v for k, v in (usage or {}).items() if k.endswith("_tokens") and isinstance(v, int)}
+    cached = counts.pop("cache_read_input_tokens", 0) + counts.pop("cache_creation_input_tokens", 0)
+    return {k: v + cached if k == "input_tokens" else v for k, v in counts.items()}
 
 
 def _logprobs(value: Any) -> str:
@@ -367,6 +370,6 @@ BAD_REQUESTS: tuple[tuple[str, Any], ...] = (
 # Only where the feature exists, or they would be answered.
 BAD_STRUCTURED: tuple[tuple[str, Any], ...] = (
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "(["}}),
-    ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::="}}),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::= missing"}}),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"json": {"type": "nonsense"}}}),
 )

@@ -62,10 +62,10 @@ class Processes:
 
     def __init__(self, server_pid: int) -> None:
         self.server = psutil.Process(server_pid)
-        children = self.server.children()
-        if len(children) != 1:
-            raise RuntimeError(f"expected one engine process, found {len(children)} children")
-        self.engine = children[0]
+        engines = [p for p in self.server.children() if "inferx.engine.process" in p.cmdline()]
+        if len(engines) != 1:
+            raise RuntimeError(f"expected one engine process, found {len(engines)}")
+        self.engine = engines[0]
         self.series = {"server": Series(), "engine": Series()}
         self._started = time.monotonic()
 

@@ -101,6 +101,7 @@ class FakeEngine:
             max_num_seqs=64,
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
+        self.outputs = OutputProcessor(self.tokenizer)
         self.queue_capacity: int | None = None
         self.grammars = GrammarValidator(
             Vocabulary(self.tokenizer, self.tokenizer.eos_token_ids, self.vocab_size)
@@ -166,7 +167,7 @@ class FakeEngine:
             request = self.inputs.make_request(request_id, prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
         self.priorities.append(priority)
-        outputs = OutputProcessor(self.tokenizer)
+        outputs = self.outputs
         outputs.add_request(request)
         finished = False
         try:
@@ -200,6 +201,7 @@ class FakeEngine:
                             finished = result.request_output.finished
                             yield result.request_output
         finally:
+            outputs.abort(request_id)
             self.waiting.discard(request_id)
             self.running.discard(request_id)
             if not finished:

@@ -22,7 +22,6 @@ USAGE = {
     "completion_tokens": 3,
     "total_tokens": 8,
     "prompt_tokens_details": {"cached_tokens": 2},
-    "completion_tokens_details": {"reasoning_tokens": 1},
 }
 
 
@@ -110,7 +109,7 @@ def test_text() -> None:
         "input_tokens": 5,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": 3,
-        "output_tokens_details": {"reasoning_tokens": 1},
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 8,
     }
     assert events[0]["response"]["output"] == []  # earlier events do not change afterwards
@@ -201,6 +200,44 @@ def test_logprobs_join_to_the_whole() -> None:
     check(events)
     streamed = [e for event in events if event["type"].endswith("text.delta") for e in event["logprobs"]]
     assert streamed == entries == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+
+
+def test_logprobs_wait_for_their_text_and_are_dropped_with_a_call() -> None:
+    builder = make(include=["message.output_text.logprobs"])
+    events = builder.start() + builder.begin()
+    entries = [{"token": t, "logprob": -1.0, "bytes": [], "top_logprobs": []} for t in "abcd"]
+    events += builder.advance(ChatDelta(0, reasoning="r"), entries[:1])
+    events += builder.advance(ChatDelta(0), entries[1:2])
+    events += builder.advance(ChatDelta(0, content="bc"), entries[2:3])
+    events += builder.advance(ChatDelta(0, tool_calls=[ToolCallDelta(0, "c", "f", "{}")]), entries[3:])
+    events += builder.finish("tool_calls", USAGE, None)
+    check(events)
+    message = events[-1]["response"]["output"][1]
+    assert message["content"][0]["logprobs"] == entries[1:3]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "count"),
+    [
+        ([ChatDelta(0, content="a", token_ids=[1]), ChatDelta(0, token_ids=[2])], 0),
+        # <think>, r, </think>, a
+        (
+            [
+                ChatDelta(0, token_ids=[1]),
+                ChatDelta(0, reasoning="r", token_ids=[2, 3]),
+                ChatDelta(0, token_ids=[4]),
+                ChatDelta(0, content="a", token_ids=[5]),
+                ChatDelta(0, content="b", token_ids=[6]),
+            ],
+            4,
+        ),
+        ([ChatDelta(0, reasoning="r", content="a", token_ids=[1, 2, 3])], 3),
+        ([ChatDelta(0, reasoning="r", token_ids=[1]), ChatDelta(0, token_ids=[2])], 2),
+    ],
+)
+def test_reasoning_tokens(deltas: list[ChatDelta], count: int) -> None:
+    usage = play(deltas)[-1]["response"]["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": count}
 
 
 parts = st.one_of(

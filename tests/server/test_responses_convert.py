@@ -249,6 +249,10 @@ def test_fields() -> None:
         "top_logprobs": 2,
         "reasoning_effort": "low",
     }
+    assert converted(reasoning={"effort": "none"}, chat_template_kwargs={"x": 1})["chat_template_kwargs"] == {
+        "enable_thinking": False,
+        "x": 1,
+    }
     assert converted(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
     assert "response_format" not in converted(text={"format": {"type": "text"}})
 

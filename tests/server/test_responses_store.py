@@ -93,17 +93,31 @@ def test_background_responses_are_bounded_and_not_dropped() -> None:
     store = ResponseStore(max_responses=1, max_running=2)
     running = [record(background=True) for _ in range(2)]
     for one in running:
-        store.check_room()
         store.add_running(one)
     with pytest.raises(ApiError) as caught:
-        store.check_room()
+        store.add_running(record(background=True))
     assert caught.value.status == 429
     store.add_finished(finished())
     assert not any(missing(store, one) for one in running)
     running[0].builder.cancel()
     store.add_finished(running[0])
-    store.check_room()
     assert not missing(store, running[0])  # it is the youngest of those that have finished
+    store.add_running(record(background=True))
+
+
+def test_background_responses_are_bounded_in_bytes() -> None:
+    store = ResponseStore(max_bytes=6000)
+    large = [record("x" * 3500, background=True) for _ in range(3)]
+    store.add_running(large[0])
+    with pytest.raises(ApiError) as caught:
+        store.add_running(large[1])
+    assert caught.value.status == 429
+    store.remove(large[0])
+    store.add_running(large[2])
+    for one in large:
+        store.remove(one)
+    assert store.running_bytes == 0
+    store.add_running(record("x" * 9000, background=True))  # alone it may run, though it will not be kept
 
 
 def test_what_was_deleted_does_not_come_back() -> None:

@@ -101,6 +101,13 @@ def _engine_options(
     long_prefill_token_threshold: Annotated[
         int, _engine("--long-prefill-token-threshold", help="Most prefill tokens of one request per step.")
     ] = 0,
+    background_tokens: Annotated[
+        int | None,
+        _engine("--background-tokens", help="Most tokens per step of batches beside interactive requests."),
+    ] = None,
+    background_chunk: Annotated[
+        int | None, _engine("--background-chunk", help="Most prompt tokens per step of batches alone.")
+    ] = None,
     seed: Annotated[int | None, _engine("--engine-seed", help="Seed of requests without one.")] = None,
     num_threads: Annotated[int | None, _engine("--threads", help="Threads of the CPU kernels.")] = None,
 ) -> None:

@@ -21,6 +21,11 @@ DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "simt": 64, "cuda": 256}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "simt": 512, "cuda": 8192}
 
 
+# Of batches, beside interactive requests and without them: measured by benchmarks/batch.
+DEFAULT_BACKGROUND_TOKENS = {"cpu": 8, "simt": 8, "cuda": 64}
+DEFAULT_BACKGROUND_CHUNK = {"cpu": 128, "simt": 128, "cuda": 2048}
+
+
 class EngineArgs(msgspec.Struct, kw_only=True):
     """Options of one engine; ``None`` means "decide from the model and the machine".
 
@@ -34,6 +39,7 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     enforce_eager: no CUDA graphs.
     num_blocks: size of the KV pool; otherwise kv_cache_memory_bytes, otherwise what is free and useful.
     max_num_batched_tokens: the token budget of one step.
+    background_tokens, background_chunk: of batches, see ``SchedulerConfig``.
     enable_jump_ahead: where a grammar leaves no choice, tokens are appended without sampling each of them;
     the answers are the same either way.
     max_waiting: most requests that wait for a place beside the max_num_seqs that run; None for no limit.
@@ -58,6 +64,8 @@ class EngineArgs(msgspec.Struct, kw_only=True):
     scheduling_policy: str = "priority"
     long_prefill_token_threshold: int = 0
     max_waiting: int | None = None
+    background_tokens: int | None = None
+    background_chunk: int | None = None
     seed: int | None = None
     num_threads: int | None = None
 
@@ -113,6 +121,14 @@ class EngineArgs(msgspec.Struct, kw_only=True):
             tokens = max(seqs, DEFAULT_MAX_NUM_BATCHED_TOKENS[device_kind])
         return seqs, tokens
 
+    def background_limits(self, device_kind: str) -> tuple[int, int]:
+        """(background_tokens, background_chunk)."""
+        tokens, chunk = self.background_tokens, self.background_chunk
+        return (
+            DEFAULT_BACKGROUND_TOKENS[device_kind] if tokens is None else tokens,
+            DEFAULT_BACKGROUND_CHUNK[device_kind] if chunk is None else chunk,
+        )
+
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
@@ -128,6 +144,8 @@ _LEAST = {
     "num_blocks": 1,
     "kv_cache_memory_bytes": 1,
     "long_prefill_token_threshold": 0,
+    "background_tokens": 0,
+    "background_chunk": 1,
     "max_waiting": 1,
     "num_threads": 1,
 }

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from inferx import ops
-from inferx.engine.args import EngineArgs
+from inferx.engine.args import DEFAULT_BACKGROUND_CHUNK, DEFAULT_BACKGROUND_TOKENS, EngineArgs
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.cuda_graphs import CudaGraphBackend
 from inferx.engine.device import Device, kv_cache_dtype, placement, resolve_device
@@ -119,6 +119,7 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
     latent = config.mla is not None
     kv_dtype = kv_cache_dtype(device, args.kv_cache_dtype, where.dtype, latent=latent, int8=where.int8)
     max_num_seqs, max_num_batched_tokens = args.limits(device.kind)
+    background_tokens, background_chunk = args.background_limits(device.kind)
     planner = MemoryPlanner(checkpoint, args, device, where, kv_dtype)
     wanted_len = resolve_max_model_len(config, args.max_model_len)
     plan = planner.before_loading(wanted_len)
@@ -150,6 +151,8 @@ def _load(checkpoint: Checkpoint, device: Device, args: EngineArgs, *, show_prog
         enable_prefix_caching=args.enable_prefix_caching,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         max_waiting=args.max_waiting,
+        background_tokens=background_tokens,
+        background_chunk=background_chunk,
         policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by validate
     )
     info = EngineInfo(

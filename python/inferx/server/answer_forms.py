@@ -3,6 +3,7 @@ the reasoning that may come first."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,8 @@ _SPACE = {"type": "regex", "pattern": "[ \\n]{0,4}"}
 def constrain(constraint: Constraint | None, plan: AnswerPlan) -> tuple[Constraint | None, AnswerPlan]:
     """The constraint on all of the output, and how it is read then; ApiError for two that exclude each other.
 
-    Reasoning comes before what is constrained.  A grammar of the caller's own cannot be put behind something
-    else: it holds from the first token, and there is no reasoning.
+    Reasoning comes before what is constrained.  A grammar or structural tag of the caller's own describes all
+    of the output: it holds from the first token.
     """
     mode = plan.tools.mode
     if mode in ("named", "required"):
@@ -39,9 +40,12 @@ def constrain(constraint: Constraint | None, plan: AnswerPlan) -> tuple[Constrai
         constraint = _demanded(plan)
     elif mode == "auto":
         constraint = _with_calls(constraint, plan)
-    if constraint is None or plan.start is None:
+    if constraint is None or plan.start in (None, "closed"):
         return constraint, plan
-    return _behind_reasoning(constraint, plan)
+    if constraint.whole:
+        # Inside a block that the template has opened, what holds from the first token would be reasoning.
+        return constraint, replace(plan, start="closed") if plan.start == "open" else plan
+    return _behind_reasoning(constraint, plan.start == "open"), plan
 
 
 def _demanded(plan: AnswerPlan) -> Constraint:
@@ -49,46 +53,50 @@ def _demanded(plan: AnswerPlan) -> Constraint:
     if plan.tools.mode == "required":
         schema = calls_schema(plan.tools)
     else:
-        assert plan.tools.functions is not None
         assert plan.tools.function is not None
         schema = arguments_schema(plan.tools.functions[plan.tools.function])
-    found = Constraint(StructuredOutputsParams(json=schema), "tools")
+    found = Constraint(StructuredOutputsParams(json=schema), "tools", _arguments(plan))
     structured.validate(found)
     return found
+
+
+def _arguments(plan: AnswerPlan) -> tuple[Constraint, ...]:
+    """A constraint per function, so that an error names the one whose schema is wrong."""
+    return tuple(
+        Constraint(
+            StructuredOutputsParams(json=arguments_schema(function)), f"{plan.tools.places[name]}.parameters"
+        )
+        for name, function in plan.tools.functions.items()
+    )
 
 
 def _with_calls(constraint: Constraint | None, plan: AnswerPlan) -> Constraint | None:
     """Calls that the model may make: strict ones follow their schema; beside a form for answers they are the
     other thing that it may write."""
     form = plan.formats.tool_format
-    if form is None:
+    if form is None or (constraint is not None and constraint.whole):
         return constraint
     if constraint is None:
         value = strict_format(plan.tools, form) if plan.tools.strict else None
-        return None if value is None else Constraint(structured.from_format(value), "tools")
-    answer = structured.as_format(constraint.params)
-    if answer is None:
-        raise bad_request(
-            f"{constraint.param}: this constraint cannot be combined with tools; use tool_choice 'none'",
-            constraint.param,
-        )
-    either = answer_or_call_format(answer, plan.tools, form)
-    return _formatted(constraint, either)
+        return None if value is None else Constraint(structured.from_format(value), "tools", _arguments(plan))
+    either = answer_or_call_format(structured.as_format(constraint.params), plan.tools, form)
+    return _formatted(constraint, either, (constraint, *_arguments(plan)))
 
 
-def _formatted(constraint: Constraint, value: dict[str, Any]) -> Constraint:
+def _formatted(constraint: Constraint, value: dict[str, Any], parts: tuple[Constraint, ...]) -> Constraint:
     params = structured.from_format(value, compact=constraint.params.disable_any_whitespace)
-    return Constraint(params, constraint.param)
+    return Constraint(params, constraint.param, parts)
 
 
-def _behind_reasoning(constraint: Constraint, plan: AnswerPlan) -> tuple[Constraint, AnswerPlan]:
-    if plan.start == "closed":
-        return constraint, plan
-    answer = structured.as_format(constraint.params)
-    if answer is None:
-        return constraint, replace(plan, start="closed")
-    block = {"type": "tag", "begin": "" if plan.start == "open" else OPEN, "content": _ANY_TEXT, "end": CLOSE}
+def _behind_reasoning(constraint: Constraint, is_open: bool) -> Constraint:
+    """A block of reasoning first: the template has opened it, or the model may."""
+    params = constraint.params
+    if params.kind == "structural_tag":
+        answer = json.loads(params.structural_tag or "")["format"]
+    else:
+        answer = structured.as_format(params)
+    block = {"type": "tag", "begin": "" if is_open else OPEN, "content": _ANY_TEXT, "end": CLOSE}
     behind: dict[str, Any] = {"type": "sequence", "elements": [block, _SPACE, answer]}
-    if plan.start == "possible":
+    if not is_open:
         behind = {"type": "or", "elements": [behind, answer]}
-    return _formatted(constraint, behind), plan
+    return _formatted(constraint, behind, constraint.parts or (constraint,))

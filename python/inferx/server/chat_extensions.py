@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from inferx.server.chat_core import ChatDelta
 from inferx.server.errors import ApiError
 from inferx.server.protocol import RequestModel
 
@@ -41,6 +42,26 @@ class ChatExtensions(RequestModel):
 
 
 _NAMES = tuple(name for name in ChatExtensions.model_fields if name not in RequestModel.model_fields)
+
+
+class ReasoningTokens:
+    """Counts the tokens of an answer up to the end of its reasoning; none if it does none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = 0
+        self._ended = False
+
+    def take(self, delta: ChatDelta) -> None:
+        if self._ended:
+            return
+        if delta.content or delta.tool_calls:
+            self._ended = True
+            if not delta.reasoning:
+                return  # the end of the block came before
+        self._seen += len(delta.token_ids)
+        if delta.reasoning or self.count:
+            self.count = self._seen
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

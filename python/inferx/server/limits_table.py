@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferx import sampling_params as sampling
+from inferx import structured_outputs as structured
 from inferx.server.errors import ApiError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -229,6 +230,24 @@ BATCH_LINES = _limit("batch_lines", 50_000, "lines", "Requests of one batch (`ru
 BATCH_LINE_BYTES = _limit("batch_line_bytes", 16 * MIB, "bytes", "One line of a batch file.")
 CUSTOM_ID_CHARS = _limit("custom_id_chars", 512, "characters", "custom_id of a line.")
 BATCH_ERRORS = _limit("batch_errors", 100, "errors", "Of a file that is refused, that are listed.")
+
+_section = "Structured output"
+GRAMMAR_CHARS = _limit(
+    "grammar_chars", structured.MAX_GRAMMAR_CHARS, "characters", "A grammar, a JSON schema or a tag as text."
+)
+REGEX_CHARS = _limit("regex_chars", structured.MAX_REGEX_CHARS, "characters", "A regular expression.")
+GRAMMAR_DEPTH = _limit(
+    "grammar_depth", structured.MAX_GRAMMAR_DEPTH, "levels", "Parentheses within each other."
+)
+SCHEMA_DEPTH = _limit("schema_depth", structured.MAX_SCHEMA_DEPTH, "levels", "A JSON schema's nesting.")
+SCHEMA_VALUES = _limit("schema_values", structured.MAX_SCHEMA_VALUES, "values", "In a JSON schema.")
+CHOICES = _limit("choices", structured.MAX_CHOICES, "texts", "choice.")
+REPETITIONS = _limit(
+    "repetitions", structured.MAX_REPETITIONS, "repetitions", "Counts such as maxLength or {m,n}, each."
+)
+COMPILE_SECONDS = _limit(
+    "compile_seconds", 2, "seconds", "For compiling a grammar, beside waiting for its turn."
+)
 
 
 def document() -> str:

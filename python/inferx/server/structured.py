@@ -31,10 +31,19 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Constraint:
-    """``params``, and the field of the request they come from, for errors."""
+    """``params``, and the field of the request they come from, for errors.
+
+    parts: what this was put together from; an error is that of the part at fault.
+    """
 
     params: StructuredOutputsParams
     param: str
+    parts: tuple[Constraint, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it describes all of the output, reasoning and calls included, and not just an answer."""
+        return self.params.kind in ("grammar", "structural_tag") and not self.parts
 
 
 def constraint_of(body: GenerationFields) -> Constraint | None:
@@ -126,10 +135,12 @@ def validate(constraint: Constraint) -> None:
 
 async def check(engine: AsyncEngine, constraint: Constraint) -> StructuredOutputsParams:
     """The parameters for the engine, once it is known that an answer can follow them."""
+    params = constraint.params.normalised()
     try:
-        params = constraint.params.normalised()
         await engine.check_structured_outputs(params)
     except InvalidRequestError as error:
+        for part in constraint.parts:
+            await check(engine, part)
         raise _renamed(error, constraint.param) from None
     return params
 
@@ -142,24 +153,19 @@ def _renamed(error: InvalidRequestError, param: str) -> ApiError:
 # ---- as a part of something larger
 
 
-def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """``params`` as a format of structural tags, to be put beside or behind others; None when it has no
-    such form (a grammar of its own)."""
+def as_format(params: StructuredOutputsParams) -> dict[str, Any]:
+    """A constraint on an answer as a format of structural tags, to be put beside or behind others."""
     kind = params.kind
     if kind == "json":
         schema = json.loads(params.json) if isinstance(params.json, str) else params.json
         return {"type": "json_schema", "json_schema": schema}
-    if kind == "json_object":
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
     if kind == "regex":
         return {"type": "regex", "pattern": params.regex}
     if kind == "choice":
         texts = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(params.choice or ()))
         return {"type": "grammar", "grammar": "start: " + " | ".join(texts)}
-    if kind == "structural_tag":
-        tag = json.loads(params.structural_tag or "")
-        return tag.get("format") if isinstance(tag, dict) else None
-    return None
+    assert kind == "json_object", kind
+    return {"type": "json_schema", "json_schema": {"type": "object"}}
 
 
 def from_format(value: dict[str, Any], *, compact: bool = False) -> StructuredOutputsParams:

@@ -12,6 +12,7 @@ from typing import Any
 
 from inferx.sampling_params import SamplingParams
 from inferx.server.chat_core import ChatDelta, ToolCallDelta
+from inferx.server.chat_extensions import ReasoningTokens
 from inferx.server.errors import as_api_error, printable
 from inferx.server.responses_api.items import Item, new_item_id
 from inferx.server.responses_api.protocol import ResponsesRequest
@@ -39,7 +40,8 @@ class ResponseBuilder:
         self._sequence = 0
         self._started = False
         self._item: _OpenItem | None = None
-        self._calls: dict[int, str] = {}  # index of a call -> id of its item
+        self._held: list[dict[str, Any]] = []  # log-probabilities whose text has not come yet
+        self._reasoning_tokens = ReasoningTokens()
         self._error: dict[str, Any] | None = None
         self._usage: dict[str, Any] | None = None
         self._metrics: dict[str, Any] | None = None
@@ -87,12 +89,16 @@ class ResponseBuilder:
     def advance(self, delta: ChatDelta, logprobs: list[dict[str, Any]]) -> list[Event]:
         """What one output added.  logprobs: of the delta's content."""
         events: list[Event] = []
+        self._reasoning_tokens.take(delta)
+        self._held += logprobs
         if delta.reasoning:
             events += self._enter("reasoning")
             events += self._grow(delta.reasoning, [])
-        if delta.content or (logprobs and self._open_is("message")):
+        if delta.content:
             events += self._enter("message")
-            events += self._grow(delta.content, logprobs)
+            events += self._grow(delta.content, self._take_held())
+        if delta.reasoning or delta.tool_calls:
+            self._held = []  # what is left is not of a message's text
         for part in delta.tool_calls:
             events += self._call(part)
         return events
@@ -105,6 +111,8 @@ class ResponseBuilder:
         events: list[Event] = []
         if not self.output and self._item is None:
             events += self._enter("message")  # an empty answer is an answer
+        if self._held and self._open_is("message"):
+            events += self._grow("", self._take_held())  # an end token has no text
         events += self._close("incomplete" if cut else "completed")
         self.set_usage(usage, metrics)
         if cut:
@@ -115,7 +123,7 @@ class ResponseBuilder:
 
     def set_usage(self, usage: dict[str, Any], metrics: dict[str, Any] | None) -> None:
         """usage: counts in the chat endpoint's shape."""
-        self._usage = usage_object(usage)
+        self._usage = usage_object(usage, self._reasoning_tokens.count)
         self._metrics = metrics
 
     def fail(self, error: BaseException) -> list[Event]:
@@ -150,6 +158,10 @@ class ResponseBuilder:
         events.append(self._item_event("response.output_item.added", item.empty()))
         events.append(self._part_event("response.content_part.added", item.part("", [])))
         return events
+
+    def _take_held(self) -> list[dict[str, Any]]:
+        held, self._held = self._held, []
+        return held
 
     def _grow(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         item = self._item
@@ -322,10 +334,9 @@ class _CallItem(_OpenItem):
         }
 
 
-def usage_object(usage: dict[str, Any]) -> dict[str, Any]:
+def usage_object(usage: dict[str, Any], reasoning_tokens: int) -> dict[str, Any]:
     """Counts in the chat endpoint's shape under this API's names."""
     prompt = usage.get("prompt_tokens_details") or {}
-    completion = usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {
@@ -333,7 +344,7 @@ def usage_object(usage: dict[str, Any]) -> dict[str, Any]:
             "cache_write_tokens": 0,  # writing costs nothing here
         },
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens", 0)},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage["total_tokens"],
     }
 

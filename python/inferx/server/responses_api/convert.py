@@ -43,6 +43,10 @@ def chat_body(body: ResponsesRequest, items: list[Item]) -> dict[str, Any]:
         data["top_logprobs"] = body.top_logprobs
     if body.reasoning is not None and body.reasoning.effort is not None:
         data["reasoning_effort"] = body.reasoning.effort
+        kwargs = body.chat_template_kwargs or {}
+        if body.reasoning.effort == "none" and isinstance(kwargs, dict):
+            # The name that templates of models with optional thinking look for.
+            data["chat_template_kwargs"] = {"enable_thinking": False} | kwargs
     return {name: value for name, value in data.items() if value is not None}
 
 

@@ -34,8 +34,6 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     arrival = time.monotonic()
     body = parse_request(ResponsesRequest, await context.read_json(request))
     run, items = await _prepare(context, store, body, arrival)
-    if body.background:
-        store.check_room()
     builder = ResponseBuilder(body, run.model, run.job.params, background=bool(body.background))
     record = Record(builder, items)
     generation = Generation(body, run, record, store)

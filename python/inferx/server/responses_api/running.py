@@ -80,7 +80,7 @@ class Generation:
     # ---- background
 
     def start_in_background(self) -> None:
-        """Run it whether or not anybody waits."""
+        """Run it whether or not anybody waits; 429 when too much runs so already."""
         self.store.add_running(self.record)
         self.record.task = asyncio.create_task(self._run_in_background())
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from inferx.server import limits_table as limits
-from inferx.server.errors import ApiError, shorten
+from inferx.server.errors import RETRY_SECONDS, ApiError, shorten
 from inferx.server.responses_api.builder import Event, ResponseBuilder
 from inferx.server.responses_api.items import Item
 from inferx.server.streaming import KEEP_ALIVE, typed_event
@@ -144,6 +144,7 @@ class ResponseStore:
         self.seconds = seconds
         self.max_running = max_running
         self.bytes = 0
+        self.running_bytes = 0
         self._clock = clock
         self._finished: dict[str, Record] = {}  # oldest first
         self._running: dict[str, Record] = {}
@@ -151,28 +152,30 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._finished) + len(self._running)
 
-    def check_room(self) -> None:
-        """429 when no further background response may start."""
-        if len(self._running) >= self.max_running:
+    def add_running(self, record: Record) -> None:
+        """Take in a background response before it starts; 429 when too many, or too large ones, run."""
+        size = _size(record)
+        full = self.running_bytes + size > self.max_bytes and bool(self._running)
+        if full or len(self._running) >= self.max_running:
             raise ApiError(
                 429,
-                f"at most {self.max_running} background responses may be unfinished at a time",
+                f"at most {self.max_running} background responses of {self.max_bytes} bytes together may be "
+                f"unfinished, got one more than {len(self._running)} of {self.running_bytes} bytes",
                 type="rate_limit_error",
                 param="background",
                 code="too_many_background_responses",
+                retry_after=RETRY_SECONDS,
             )
-
-    def add_running(self, record: Record) -> None:
+        record.size = size
+        self.running_bytes += size
         self._running[record.id] = record
 
     def add_finished(self, record: Record) -> None:
         """Keep a response that has ended, unless it was deleted while it ran or is too large."""
-        was_running = self._running.pop(record.id, None) is not None
+        was_running = self._stop_counting(record)
         if record.background and not was_running:
             return
-        record.size = len(msgspec.json.encode([record.items, record.response()]))
-        if record.log is not None:
-            record.size += record.log.size
+        record.size = _size(record)
         if record.size > self.max_bytes:
             return
         record.kept_until = self._clock() + self.seconds
@@ -191,9 +194,16 @@ class ResponseStore:
         return record
 
     def remove(self, record: Record) -> None:
-        self._running.pop(record.id, None)
+        self._stop_counting(record)
         if self._finished.pop(record.id, None) is not None:
             self.bytes -= record.size
+
+    def _stop_counting(self, record: Record) -> bool:
+        """Whether it was counted as running."""
+        if self._running.pop(record.id, None) is None:
+            return False
+        self.running_bytes -= record.size
+        return True
 
     def _evict(self) -> None:
         now = self._clock()
@@ -202,3 +212,8 @@ class ResponseStore:
             if not too_much and record.kept_until > now:
                 return  # those behind it are younger
             self.remove(record)
+
+
+def _size(record: Record) -> int:
+    size = len(msgspec.json.encode([record.items, record.response()]))
+    return size if record.log is None else size + record.log.size

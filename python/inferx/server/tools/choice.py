@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inferx.errors import InvalidRequestError
@@ -18,23 +18,25 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """tools: what the template shows.  functions: their ``function`` objects by name.  function: the one to
+    """tools: what the template shows.  functions: their ``function`` objects by name.  places: where in
+    the request these are.  function: the one to
     be called, in mode ``named``.  single: at most one call."""
 
     mode: Mode = "none"
     tools: list[dict[str, Any]] | None = None
-    functions: dict[str, dict[str, Any]] | None = None
+    functions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
     function: str | None = None
     single: bool = False
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self.functions or ())
+        return frozenset(self.functions)
 
     @property
     def strict(self) -> bool:
         """Whether a function asks for arguments that follow its schema to the letter."""
-        return any(function.get("strict") is True for function in (self.functions or {}).values())
+        return any(function.get("strict") is True for function in self.functions.values())
 
 
 def tool_plan(body: ChatCompletionRequest) -> ToolPlan:
@@ -50,7 +52,8 @@ def tool_plan(body: ChatCompletionRequest) -> ToolPlan:
     if allowed is not None:
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
         functions = {name: value for name, value in functions.items() if name in allowed}
-    return ToolPlan(mode, tools, functions, function, body.parallel_tool_calls is False)
+    places = {tool["function"]["name"]: f"tools[{i}].function" for i, tool in enumerate(body.tools or [])}
+    return ToolPlan(mode, tools, functions, places, function, body.parallel_tool_calls is False)
 
 
 def tool_functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:

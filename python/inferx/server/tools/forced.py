@@ -52,7 +52,12 @@ class NamedParser:
 
 
 class RequiredParser(MarkedParser):
-    """The whole answer is a list of calls."""
+    """The whole answer is a list of calls.  One that was cut in the midst of a call's name is left out."""
+
+    def finish(self) -> list[Event]:
+        if self._reader is not None:
+            self._reader = None
+        return super().finish()
 
     def reader(self, mark: str) -> Reader:
         return CallListReader()  # there are no marks

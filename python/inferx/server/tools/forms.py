@@ -33,7 +33,7 @@ def arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
 def calls_schema(plan: ToolPlan) -> dict[str, Any]:
     """A list of ``{"name", "parameters"}``, at least one, for ``tool_choice: required``."""
     calls = []
-    for i, (name, function) in enumerate((plan.functions or {}).items()):
+    for i, (name, function) in enumerate(plan.functions.items()):
         place = f"#/items/anyOf/{i}/properties/parameters"
         calls.append(
             {
@@ -71,7 +71,7 @@ def call_tags(plan: ToolPlan, form: str) -> list[dict[str, Any]]:
     """A tag per function, in the model's own format; arguments of strict functions follow their schema,
     those of others are any object."""
     tags = []
-    for name, function in (plan.functions or {}).items():
+    for name, function in plan.functions.items():
         strict = function.get("strict") is True
         begin, end = _around(form, json.dumps(name, ensure_ascii=False))
         schema = arguments_schema(function) if strict else {"type": "object"}
