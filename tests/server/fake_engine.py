@@ -85,8 +85,8 @@ class FakeEngine:
     instead of the next output.  seen: (prompt ids, params) of every request.
     """
 
-    def __init__(self, max_model_len: int = 512) -> None:
-        self.tokenizer = make_tokenizer()
+    def __init__(self, max_model_len: int = 512, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer = tokenizer or make_tokenizer()
         self.model_name = "fake-model"
         self.failure: str | None = None
         self.max_model_len = max_model_len
