@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-# Objects that live at the time of a young collection: with many streams, each step's outputs are more than the
+# Objects made between two young collections: with many streams each step makes more than the
 # default of 700, and nearly all of them are freed by their reference counts.
 YOUNG_OBJECTS = 20_000
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import sys
@@ -24,6 +25,7 @@ import zmq.asyncio
 from inferx.engine import wire
 from inferx.engine.args import EngineArgs
 from inferx.engine.input_processor import InputProcessor
+from inferx.engine.mailbox import Mailbox
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.process import LaunchOptions
 from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineStats
@@ -48,6 +50,8 @@ logger = logging.getLogger("inferx.engine")
 
 # With work pending and no step finished for this long, the engine counts as stuck.
 STALL_SECONDS = 60.0
+# Most steps that are taken in a row when the front end is behind the engine; their outputs go out together.
+STEPS_AT_ONCE = 8
 
 
 class EngineObserver(Protocol):
@@ -82,7 +86,7 @@ class AsyncEngine:
         self.model_name = args.served_model_name or args.model
         self.vocab_size = self.config.vocab_size
         self.info: wire.EngineInfo | None = None
-        self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._queues: dict[str, Mailbox] = {}
         self._num_unfinished = 0
         self._stats = EngineStats()
         self._last_progress = time.monotonic()
@@ -245,7 +249,7 @@ class AsyncEngine:
             request = self.inputs.make_pooling_request(request_id, prompt_token_ids, pooling, **options)
         else:
             request = self.inputs.make_request(request_id, prompt_token_ids, params, **options)
-        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        queue = Mailbox()
         if not self._queues:
             self._last_progress = time.monotonic()
         counts = priority < BACKGROUND_PRIORITY
@@ -333,12 +337,15 @@ class AsyncEngine:
 
     async def _receive(self) -> None:
         try:
-            while True:
+            for count in itertools.count(1):
                 message = wire.from_core_decoder.decode(await self._from_core.recv())
                 self._last_progress = time.monotonic()
                 if isinstance(message, wire.Step):
                     self._stats = message.stats
                     await self._deliver(message)
+                    if count % STEPS_AT_ONCE == 0:
+                        # Receiving what is there already does not wait: others would get no turn.
+                        await asyncio.sleep(0)
                 elif isinstance(message, wire.Rejected):
                     self._put(message.request_id, _rejection(message))
         except asyncio.CancelledError:

@@ -15,7 +15,8 @@ from inferx.server.generation import OutputStream
 from inferx.server.logprobs import chat_logprobs, prompt_logprobs
 from inferx.server.protocol import ChatCompletionRequest, parse_request
 from inferx.server.responses import json_response
-from inferx.server.streaming import respond_with_events, until_disconnect
+from inferx.server.streaming import EventData, respond_with_events, until_disconnect
+from inferx.server.text_event import TextEvent
 from inferx.server.usage import add_continuous_usage, latency_split, response_metrics
 
 
@@ -40,6 +41,7 @@ class ChatCompletion:
         self.run = run
         self.body = run.body
         self._names = run.context.names
+        self._text_events: dict[int, TextEvent] = {}
 
     async def whole(self, outputs: OutputStream) -> dict[str, Any]:
         """The response object once everything has finished."""
@@ -53,8 +55,9 @@ class ChatCompletion:
             response["prompt_token_ids"] = self.run.job.prompt_token_ids
         return response
 
-    async def events(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self, outputs: OutputStream) -> AsyncGenerator[EventData, None]:
         """The chunks of a streamed response; each choice begins with its role."""
+        only_text = not (self.body.logprobs or self.body.return_token_ids or self.body.continuous_usage)
         started = [False] * len(self.run.choices)
         async for deltas in self.run.deltas(outputs):
             for delta in deltas:
@@ -68,6 +71,9 @@ class ChatCompletion:
                     yield add_continuous_usage(first, self.body.continuous_usage, self.run.usage)
                 if not self._shows(delta):
                     continue
+                if only_text and delta.only_content:
+                    yield self._text_event(delta.index)(delta.content)
+                    continue
                 chunk = self._chunk(delta, _message_delta(delta))
                 if delta.metrics is not None:
                     chunk["metrics"] = latency_split(delta.metrics)
@@ -77,6 +83,13 @@ class ChatCompletion:
             chunk["usage"] = self.run.usage.as_dict()
             chunk["metrics"] = response_metrics([c.metrics for c in self.run.choices])
             yield chunk
+
+    def _text_event(self, index: int) -> TextEvent:
+        made = self._text_events.get(index)
+        if made is None:
+            made = TextEvent(lambda text: self._chunk(ChatDelta(index), {"content": text}))
+            self._text_events[index] = made
+        return made
 
     def _shows(self, delta: ChatDelta) -> bool:
         ids = delta.token_ids and self.body.return_token_ids

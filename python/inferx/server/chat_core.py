@@ -57,6 +57,11 @@ class ChatDelta:
         """Whether the message itself grew."""
         return bool(self.content or self.reasoning or self.tool_calls)
 
+    @property
+    def only_content(self) -> bool:
+        """Whether content is all there is, as in nearly every delta."""
+        return not (self.reasoning or self.tool_calls or self.finish_reason) and bool(self.content)
+
     @staticmethod
     def joined(deltas: list[ChatDelta]) -> ChatDelta:
         """The whole answer of a choice: ``tool_calls`` holds each call once, complete."""

@@ -28,7 +28,8 @@ from inferx.server.prompts import (
 from inferx.server.protocol import CompletionRequest, parse_request
 from inferx.server.responses import json_response
 from inferx.server.sampling import sampling_params
-from inferx.server.streaming import respond_with_events, until_disconnect
+from inferx.server.streaming import EventData, respond_with_events, until_disconnect
+from inferx.server.text_event import TextEvent
 from inferx.server.usage import (
     UsageCounter,
     add_continuous_usage,
@@ -156,6 +157,7 @@ class Completion:
         self.choices = make_choices(self.jobs, self.context.names, [len(echo) for echo in self.echoes])
         self.usage = UsageCounter([len(job.prompt_token_ids) for job in self.jobs])
         self.prompt_entries: list[list[TokenLogprobs | None]] = [[] for _ in self.jobs]
+        self.text_events: dict[int, TextEvent] = {}
 
     async def whole(self, outputs: OutputStream) -> dict[str, Any]:
         """The response object once everything has finished."""
@@ -178,12 +180,17 @@ class Completion:
         metrics = response_metrics([c.metrics for group in self.choices for c in group])
         return {**self._envelope(choices), "usage": self.usage.as_dict(), "metrics": metrics}
 
-    async def events(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self, outputs: OutputStream) -> AsyncGenerator[EventData, None]:
         """The chunks of a streamed response."""
+        body = self.body
+        only_text = body.logprobs is None and not body.return_token_ids and not body.continuous_usage
         announced: set[int] = set()  # choices whose prompt has been told
         async for number, output in outputs:
             for choice, delta in self._deltas(number, output):
                 if delta.empty:
+                    continue
+                if only_text and delta.finish_reason is None:
+                    yield self._text_event(choice)(delta.text)
                     continue
                 item = self._choice(choice, delta)
                 if self.body.return_token_ids and choice.index not in announced:
@@ -197,6 +204,13 @@ class Completion:
         if self.body.include_usage:
             metrics = response_metrics([c.metrics for group in self.choices for c in group])
             yield {**self._envelope([]), "usage": self.usage.as_dict(), "metrics": metrics}
+
+    def _text_event(self, choice: Choice) -> TextEvent:
+        made = self.text_events.get(choice.index)
+        if made is None:
+            made = TextEvent(lambda text: self._envelope([self._choice(choice, Delta(text))]))
+            self.text_events[choice.index] = made
+        return made
 
     def _deltas(self, number: int, output: RequestOutput) -> list[tuple[Choice, Delta]]:
         """What an output adds to each choice; the echoed prompt comes before a choice's first."""

@@ -20,7 +20,9 @@ DONE = b"data: [DONE]\n\n"
 # A line that clients ignore; it keeps proxies from closing a quiet connection.
 KEEP_ALIVE = b": waiting\n\n"
 
-EventSource = Callable[[], AsyncGenerator[dict[str, Any], None]]
+# An event's data, or the event as it is to be sent.
+EventData = dict[str, Any] | bytes
+EventSource = Callable[[], AsyncGenerator[EventData, None]]
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -192,7 +194,7 @@ async def _chunks(
             yield framing.keep_alive
             await outputs.wait_first(None)
         async for data in events:
-            yield framing.event(data)
+            yield data if isinstance(data, bytes) else framing.event(data)
     except Exception as error:
         yield framing.error(error)
     finally:
