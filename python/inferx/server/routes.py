@@ -82,7 +82,7 @@ def add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
 
 
 def _answering(path: str, endpoints: dict[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
-    """The response of the method's endpoint, or its error as one.  ``route_path`` is the endpoint's label in metrics.
+    """The response of the method's endpoint, or its error as one.  ``route_path`` is its label in metrics.
 
     Not left to the framework's handler for all exceptions: that one also drops the connection.
     """
