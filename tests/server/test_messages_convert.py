@@ -185,7 +185,7 @@ def test_tool_choice(choice: Any, wanted: dict[str, Any]) -> None:
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"container": "c"}, "container"),
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"max_tokens": None}, "max_tokens"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json"}}}, "output_config.format"),
@@ -215,6 +215,7 @@ def test_fields() -> None:
         "top_k": 3,
         "stop": ["x"],
         "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
@@ -223,6 +224,8 @@ def test_fields() -> None:
     enabled = converted(thinking={"type": "enabled", "budget_tokens": 1024}, chat_template_kwargs={"x": 1})
     assert enabled["chat_template_kwargs"] == {"enable_thinking": True, "x": 1}
     assert "chat_template_kwargs" not in converted(thinking={"type": "adaptive"})
+    plain = converted()
+    assert converted(context_management={"edits": [{}]}, mcp_servers=[], cache_control={}) == plain
 
 
 def test_a_count_needs_no_max_tokens() -> None:

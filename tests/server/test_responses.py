@@ -209,6 +209,11 @@ def test_other_statuses(client: httpx.Client, create: Any) -> None:
             assert client.request(method, f"/v1/responses/{path}{suffix}").status_code == 404
 
 
+def test_allow_names_every_method(client: httpx.Client) -> None:
+    allowed = client.put("/v1/responses/resp_x").headers["allow"]
+    assert {method.strip() for method in allowed.split(",")} >= {"GET", "DELETE"}
+
+
 def test_an_error_before_the_first_output_is_a_status(create: Any, engine: FakeEngine) -> None:
     engine.fail = RequestFailedError("the forward pass failed")
     for stream in (False, True):

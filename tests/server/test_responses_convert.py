@@ -262,8 +262,8 @@ def test_fields() -> None:
     [
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"context_management": []}, "context_management"),
-        ({"moderation": {}}, "moderation"),
+        ({"context_management": [{}]}, "context_management"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"format": 5}}, "text.format"),
         ({"include": ["nonsense"]}, "include[0]"),

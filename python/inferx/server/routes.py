@@ -65,28 +65,32 @@ def query_parameter(
 
 
 def add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
-    """Register the routes, and remember them for the OpenAPI document."""
+    """Register the routes, and remember them for the OpenAPI document.
+
+    All methods of a path are one route to the framework, which then names them all in Allow.
+    """
     known: list[Route] = app.state.routes
+    paths: dict[str, dict[str, Endpoint]] = {}
     for route in routes:
         known.append(route)
+        paths.setdefault(route.path, {})[route.method] = route.endpoint
+    for path, endpoints in paths.items():
+        answer = _answering(path, endpoints)
         app.router.routes.append(
-            StarletteRoute(
-                route.path,
-                _answering(route.path, route.endpoint),
-                methods=[route.method],
-                include_in_schema=False,
-            )
+            StarletteRoute(path, answer, methods=list(endpoints), include_in_schema=False)
         )
 
 
-def _answering(path: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint's response, or its error as one.  ``route_path`` is the endpoint's label in metrics.
+def _answering(path: str, endpoints: dict[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+    """The response of the method's endpoint, or its error as one.  ``route_path`` is its label in metrics.
 
     Not left to the framework's handler for all exceptions: that one also drops the connection.
     """
 
     async def answer(request: Request) -> Response:
         try:
+            # The framework takes HEAD where there is a GET.
+            endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
             return await endpoint(context_of(request), request)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

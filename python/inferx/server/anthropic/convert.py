@@ -48,6 +48,8 @@ def chat_body(body: Conversation) -> dict[str, Any]:
             "type": "json_schema",
             "json_schema": {"name": "output", "schema": schema, "strict": True},
         }
+    if body.output_config is not None:
+        data["reasoning_effort"] = body.output_config.effort
     if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
         # The name that templates of models with optional thinking look for.
         kwargs = body.chat_template_kwargs

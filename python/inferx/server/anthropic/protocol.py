@@ -1,7 +1,8 @@
 """Bodies of ``/v1/messages`` and ``/v1/messages/count_tokens``.
 
 Fields follow Anthropic's API.  What this server cannot do is refused by name: ignoring it would answer 200
-with something else than was asked for.  Hints (cache_control, service_tier, effort, ...) have no effect.
+with something else than was asked for.  What is there to save cost (cache_control, context_management,
+service_tier, ...) has no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from inferx.server.errors import bad_request
 REFUSED_FIELDS = {
     "container": "there is no code execution",
     "mcp_servers": "call the servers yourself and offer their tools as tools",
-    "context_management": "send a shorter conversation",
 }
 
 
@@ -58,6 +58,7 @@ class Conversation(ChatExtensions):
     output_config: OutputConfig | None = None
     # Without effect here; named so that they do not count as unknown.
     cache_control: Any = None
+    context_management: Any = None  # leaves parts of the conversation out, to save tokens
     speed: Any = None
 
     @model_validator(mode="before")
@@ -65,7 +66,7 @@ class Conversation(ChatExtensions):
     def _refuse(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name, instead in REFUSED_FIELDS.items():
-                if data.get(name) is not None:
+                if data.get(name) not in (None, [], {}):
                     raise bad_request(f"{name} is not supported: {instead}", name)
         return data
 

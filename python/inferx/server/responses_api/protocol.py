@@ -92,7 +92,7 @@ class ResponsesRequest(ChatExtensions):
     def _refuse(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name, instead in REFUSED_FIELDS.items():
-                if data.get(name) is not None:
+                if data.get(name) not in (None, [], {}):
                     raise bad_request(f"{name} is not supported: {instead}", name)
         return data
 

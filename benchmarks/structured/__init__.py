@@ -1,0 +1,1 @@
+"""What grammar libraries cost per token, and what they survive."""

@@ -1,0 +1,154 @@
+"""Measure one grammar library, in the environment it is installed in.
+
+    python -m benchmarks.structured vocabulary smollm2-135m-instruct smollm2.msgpack
+    python -m benchmarks.structured cost llguidance smollm2.msgpack results.json
+    python -m benchmarks.structured hostile llguidance smollm2.msgpack results.json
+
+``vocabulary`` needs inferx; the others only numpy, msgspec and the library.  Times are CPU time, which other
+work on the machine disturbs little.  Results are merged into the file.  Each hostile grammar is compiled and
+gives its first mask in a child process of its own: 20 s, 4 GiB of address space.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from benchmarks.structured.cases import CASES, HOSTILE
+from benchmarks.structured.libraries import LIBRARIES
+
+ROUNDS = 5
+HOSTILE_SECONDS = 20
+HOSTILE_BYTES = 4 << 30
+
+
+def write_vocabulary(model: str, path: Path) -> None:
+    """The tokens of a model, and the answers of the cases in them."""
+    from inferx.engine.structured.vocabulary import Vocabulary
+    from inferx.loader import load_tokenizer, open_checkpoint
+
+    checkpoint = open_checkpoint(model)
+    tokenizer = load_tokenizer(checkpoint)
+    vocabulary = Vocabulary(tokenizer, tokenizer.eos_token_ids, checkpoint.config.vocab_size)
+    content = {
+        "tokens": vocabulary.tokens,
+        "special": vocabulary.special,
+        "eos": vocabulary.end_ids,
+        "answers": {name: tokenizer.encode_inside(case.answer) for name, case in CASES.items()},
+    }
+    path.write_bytes(msgspec.msgpack.encode(content))
+
+
+def measure_cost(library: str, vocabulary: dict[str, Any]) -> dict[str, Any]:
+    start = time.process_time()
+    lib = LIBRARIES[library](vocabulary)
+    results: dict[str, Any] = {"build_ms": round((time.process_time() - start) * 1e3, 1), "cases": {}}
+    for name, case in CASES.items():
+        results["cases"][name] = _measure_case(lib, case, vocabulary["answers"][name])
+        print(name, results["cases"][name], flush=True)
+    return results
+
+
+def _measure_case(lib: Any, case: Any, answer: list[int]) -> dict[str, Any]:
+    compiles, first, masks, takes = [], [], [], []
+    forced = 0
+    for number in range(ROUNDS):
+        start = time.process_time_ns()
+        compiled = lib.compile(case.kind, case.grammar)
+        compiles.append(time.process_time_ns() - start)
+        matcher = lib.start(compiled)
+        for place, token in enumerate(answer):
+            if number == 0:
+                forced += matcher.num_forced() > 0
+            start = time.thread_time_ns()
+            matcher.fill()
+            middle = time.thread_time_ns()
+            if not matcher.take(token):
+                raise ValueError(f"token {place} of the answer is refused")
+            takes.append(time.thread_time_ns() - middle)
+            (masks if place else first).append(middle - start)
+    return {
+        "compile_ms": round(sorted(compiles)[ROUNDS // 2] / 1e6, 2),
+        "first_mask_us": round(sorted(first)[ROUNDS // 2] / 1e3, 1),
+        "mask_us": {f"p{p}": _percentile(masks, p) for p in (50, 90, 99)}
+        | {"max": round(max(masks) / 1e3, 1)},
+        "take_us": {f"p{p}": _percentile(takes, p) for p in (50, 99)},
+        "tokens": len(answer),
+        "positions_with_forced_bytes": forced,
+    }
+
+
+def _percentile(values: list[int], percent: int) -> float:
+    return round(sorted(values)[min(len(values) - 1, len(values) * percent // 100)] / 1e3, 1)
+
+
+def try_hostile(library: str, path: Path) -> dict[str, Any]:
+    results = {}
+    for name in HOSTILE:
+        start = time.monotonic()
+        command = [sys.executable, "-m", "benchmarks.structured", "hostile-child", library, str(path), name]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=HOSTILE_SECONDS, check=False)
+            lines = done.stdout.decode(errors="replace").strip().splitlines()
+            result = json.loads(lines[-1]) if done.returncode == 0 and lines else None
+            if result is None:
+                how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+                result = {"outcome": f"the process ended: {how}"}
+        except subprocess.TimeoutExpired:
+            result = {"outcome": f"no answer within {HOSTILE_SECONDS} s"}
+        result["wall_s"] = round(time.monotonic() - start, 2)
+        results[name] = result
+        print(f"{name:30}", result, flush=True)
+    return results
+
+
+def hostile_child(library: str, vocabulary: dict[str, Any], name: str) -> None:
+    lib = LIBRARIES[library](vocabulary)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    resource.setrlimit(resource.RLIMIT_AS, (HOSTILE_BYTES, HOSTILE_BYTES))
+    kind, grammar = HOSTILE[name]
+    start = time.process_time()
+    try:
+        lib.start(lib.compile(kind, grammar)).fill()
+        outcome = "accepted"
+    except MemoryError:
+        outcome = "refused: out of memory"
+    except Exception as error:
+        outcome = f"refused: {str(error).strip().splitlines()[0][:80] if str(error).strip() else error!r}"
+    result = {
+        "outcome": outcome,
+        "cpu_s": round(time.process_time() - start, 3),
+        "more_MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024,
+    }
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """See the module's docstring."""
+    action, *rest = sys.argv[1:]
+    if action == "vocabulary":
+        write_vocabulary(rest[0], Path(rest[1]))
+        return
+    library, path = rest[0], Path(rest[1])
+    vocabulary = msgspec.msgpack.decode(path.read_bytes())
+    if action == "hostile-child":
+        hostile_child(library, vocabulary, rest[2])
+        return
+    results = measure_cost(library, vocabulary) if action == "cost" else try_hostile(library, path)
+    out = Path(rest[2])
+    known = json.loads(out.read_text()) if out.exists() else {}
+    entry = known.setdefault(library, {"version": importlib.metadata.version(library)})
+    key = f"cost, {len(vocabulary['tokens'])} tokens" if action == "cost" else "hostile"
+    entry[key] = results
+    out.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
