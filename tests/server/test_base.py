@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
@@ -260,3 +261,14 @@ class TestDescription:
 
 def validate(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
     jsonschema_rs.validate({**schema, "components": document["components"]}, value)
+
+
+def test_every_error_code_is_documented() -> None:
+    root = Path(inferx.__file__).parent
+    sources = [*(root / "server").rglob("*.py")]
+    codes = {c for source in sources for c in re.findall(r'\bcode="([a-z_]+)"', source.read_text())}
+    assert len(codes) > 20
+    documented = set(
+        re.findall(r"`([a-z_]+)`", (Path(__file__).parents[2] / "docs" / "errors.md").read_text())
+    )
+    assert codes <= documented, codes - documented

@@ -55,7 +55,7 @@ class GenerationFields(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=limits.LOGIT_BIAS.most)] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: BadWords | None = None
     seed: int | None = None
