@@ -6,7 +6,8 @@
 Both sides stay loaded and take turns; each round has prompts of its own, and the answers of one more round
 are compared.  The overhead of a round is the time over HTTP, from the first connection to the last byte,
 over the time of ``LLM.generate``, less one.  The client runs on the same cores: its processor time is listed
-by itself, and is part of the overhead.
+by itself, and is part of the overhead.  "CPU" is the same comparison in processor seconds of all processes,
+which others on the machine disturb less than the time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from benchmarks.http.work import make_order
 from inferx.engine.args import DEFAULT_MODEL
 
 HEAD = (
-    f"{'round':>5} {'LLM s':>8} {'HTTP s':>8} {'overhead':>9} "
-    f"{'engine':>8} {'server':>8} {'client':>8} {'us/token':>9} {'others':>7}"
+    f"{'round':>5} {'LLM s':>8} {'HTTP s':>8} {'overhead':>9} {'CPU':>7} "
+    f"{'LLM cpu':>8} {'engine':>8} {'server':>8} {'client':>8} {'us/token':>9} {'others':>7}"
 )
 
 
@@ -80,6 +81,7 @@ class Sides:
             "first_chunk_seconds": http["first"],
             "others_cores": max(0.0, others),
             "overhead": http["seconds"] / llm["seconds"] - 1,
+            "cpu_overhead": (http["engine"] + http["server"] + http["client"]) / llm["cpu_seconds"] - 1,
         }
 
     def _over_http(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -92,10 +94,11 @@ class Sides:
 
 def line(number: int, row: dict[str, Any]) -> str:
     per_token = 1e6 * row["server_cpu_seconds"] / row["tokens"]
+    used = [row[f"{who}_cpu_seconds"] for who in ("llm", "engine", "server", "client")]
     return (
-        f"{number:5} {row['llm_seconds']:8.2f} {row['http_seconds']:8.2f} {row['overhead']:9.1%} "
-        f"{row['engine_cpu_seconds']:8.2f} {row['server_cpu_seconds']:8.2f} {row['client_cpu_seconds']:8.2f} "
-        f"{per_token:9.1f} {row['others_cores']:7.2f}"
+        f"{number:5} {row['llm_seconds']:8.2f} {row['http_seconds']:8.2f} "
+        f"{row['overhead']:9.1%} {row['cpu_overhead']:7.1%} "
+        f"{' '.join(f'{seconds:8.2f}' for seconds in used)} {per_token:9.1f} {row['others_cores']:7.2f}"
     )
 
 
@@ -127,7 +130,7 @@ def main() -> None:
             rows.append(sides.round(number))
             print(line(number, rows[-1]), flush=True)
     median = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    print(f"median overhead {median['overhead']:.1%}")
+    print(f"median overhead {median['overhead']:.1%}, of processor time {median['cpu_overhead']:.1%}")
     if args.json:
         record = {
             "what": "HTTP beside LLM",
