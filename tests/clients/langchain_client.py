@@ -43,16 +43,13 @@ def main(url: str, model: str, key: str = "none") -> None:
     report("abatch", len(answers))
 
     longer = ChatOpenAI(**options, max_tokens=100, max_retries=0)
-    call = (
-        longer.bind_tools([get_tide], tool_choice="get_tide")
-        .invoke("What is the tide in Dover at 6?")
-        .tool_calls[0]
-    )
+    question = "What is the tide in Dover at 6?"
+    call = longer.bind_tools([get_tide], tool_choice="get_tide").invoke(question).tool_calls[0]
     assert call["name"] == "get_tide"
     assert get_tide.invoke(call["args"]).startswith("high at ")
     report("tool call", call["args"])
     merged: Any = None
-    for chunk in longer.bind_tools([get_tide], tool_choice="any").stream("What is the tide in Dover at 6?"):
+    for chunk in longer.bind_tools([get_tide], tool_choice="any").stream(question):
         merged = chunk if merged is None else merged + chunk
     assert get_tide.invoke(merged.tool_calls[0]["args"]).startswith("high at ")
     report("tool call, streamed", merged.tool_calls[0]["args"])

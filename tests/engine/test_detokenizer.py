@@ -186,6 +186,20 @@ def test_windows_hold_unfinished_characters_back(name: str) -> None:
     assert "\ufffd" not in "".join(got)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_special_token_that_shows(name: str) -> None:
+    """As if no special token were skipped, when there is only that one; others still are."""
+    tok = tokenizer(name)
+    shown, other = [i for i in range(tok.vocab_size) if tok.is_special(i)][:2]
+    words = [tok.encode(text, add_special_tokens=False) for text in ("a b", " c", "d")]
+    ids = [*words[0], shown, *words[1], shown, shown, *words[2]]
+    hiding = [*words[0], shown, other, *words[1], shown, shown, *words[2], other]
+    detokenizer = Detokenizer(texts(name), shown_special_token_ids=[shown])
+    got = [*(detokenizer.push(i) for i in hiding), detokenizer.flush()]
+    assert "".join(got) == tok.decode(ids, skip_special_tokens=False)
+    assert got[len(words[0])].endswith(tok.id_to_token(shown))
+
+
 def test_names_for_logprobs() -> None:
     tok, shared = tokenizer("smollm2"), texts("smollm2")
     ids = tok.encode(HARD, add_special_tokens=False)

@@ -160,3 +160,28 @@ def test_no_template_says_so(make_server: Any) -> None:
     response = httpx.post(f"{url}/v1/chat/completions", json={"messages": [USER]})
     assert response.status_code == 400
     assert "no chat template" in response.json()["error"]["message"]
+
+
+def test_log_probabilities_and_ids_of_the_prompt(chat: Any, engine: FakeEngine) -> None:
+    answer = chat(prompt_logprobs=1, return_token_ids=True)
+    ids = engine.seen[-1][0]
+    assert answer["prompt_token_ids"] == ids
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    assert [str(token) in entry for token, entry in zip(ids[1:], others, strict=True)] == [True] * (
+        len(ids) - 1
+    )
+    assert len(answer["choices"][0]["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert chat(expect=400, prompt_logprobs=1, stream=True)["error"]["param"] == "prompt_logprobs"
+
+
+def test_shape_of_log_probabilities(chat: Any, engine: FakeEngine) -> None:
+    for top in (None, 0, 3):
+        body = {"logprobs": True} if top is None else {"logprobs": True, "top_logprobs": top}
+        answer = chat(**body)
+        items = answer["choices"][0]["logprobs"]["content"]
+        assert len(items) == answer["usage"]["completion_tokens"]
+        assert all(set(item) == {"token", "logprob", "bytes", "top_logprobs"} for item in items)
+        assert all(len(item["top_logprobs"]) == (top or 0) for item in items)
+        assert bytes(b for item in items for b in item["bytes"]) == engine.answer.encode()
+    assert chat()["choices"][0]["logprobs"] is None

@@ -202,6 +202,15 @@ def test_forced_calls_are_structured_output(make_server: Any) -> None:
     assert (cut["message"]["content"], cut["finish_reason"]) == ("", "length")
 
 
+def test_tools_that_nobody_will_read_are_said_once(
+    make_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = Chat(make_server(ServerArgs(), FakeEngine()))
+    for _ in range(2):
+        assert chat.both(CALL, tools=[WEATHER])["message"]["content"] == CALL
+    assert [r for r in caplog.messages if "--tool-call-parser" in r] == [caplog.messages[-1]]
+
+
 def test_references_inside_of_parameters_still_hold(make_server: Any) -> None:
     chat = Chat(make_server(ServerArgs(), FakeEngine()))
     parameters = {

@@ -64,9 +64,7 @@ def test_base64_is_float32(embed: Any) -> None:
 def test_truncation_keeps_the_end(embed: Any) -> None:
     assert vectors(embed(input=[1, 2, 3, 4], truncate_prompt_tokens=2)) == [[3, 4, 2, 0]]
     assert vectors(embed(input=[1] * 600 + [2], truncate_prompt_tokens=-1)) == [[1, 2, 512, 0]]
-    assert vectors(embed(input=[7] * 512)) == [
-        [7, 7, 512, 0]
-    ]  # no room for a token is needed
+    assert vectors(embed(input=[7] * 512)) == [[7, 7, 512, 0]]  # no room for a token is needed
 
 
 def test_dimensions(embed: Any) -> None:

@@ -52,6 +52,8 @@ def test_tokenize_and_back(client: httpx.Client, engine: FakeEngine) -> None:
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 512
     assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+    again = client.post("/tokenize", json={"prompt": text, "messages": None, "return_token_strs": True})
+    assert again.json() == answer  # null is not given
 
 
 def test_tokenize_a_conversation_as_chat_does(client: httpx.Client, engine: FakeEngine, chat: Any) -> None:

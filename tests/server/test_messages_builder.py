@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -139,6 +139,7 @@ scalars = st.one_of(st.integers(-5, 5), st.text(max_size=4), st.booleans(), st.n
 objects = st.dictionaries(st.text(max_size=3), scalars, max_size=3)
 
 
+@settings(deadline=None)
 @given(
     before=st.lists(parts, max_size=12),
     inputs=st.lists(objects, max_size=3),

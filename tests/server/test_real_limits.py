@@ -118,6 +118,40 @@ class TestSmallPool:
         assert "Traceback" not in server.log
 
 
+class TestFullQueue:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def server(cls) -> Iterator[RealServer]:
+        server = RealServer("--max-num-seqs", "1", "--max-num-batched-tokens", "64", "--max-waiting", "1")
+        yield server
+        server.stop()
+
+    def test_one_runs_one_waits_and_more_are_refused(self, server: RealServer) -> None:
+        body = {"prompt": [7] * 8, "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+        with ThreadPoolExecutor(6) as pool:
+            # At once, on an idle engine: a place in the batch counts although no step has been planned yet.
+            jobs = [
+                pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+                for _ in range(6)
+            ]
+            answers = [job.result() for job in jobs]
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses == [200, 200, 429, 429, 429, 429]
+        for answer in answers:
+            if answer.status_code == 429:
+                assert answer.json()["error"]["code"] == "queue_full"
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+            else:
+                assert answer.json()["usage"]["completion_tokens"] == 150
+        wait_until(server.idle, 5)
+        assert server.complete([[7] * 8] * 2, max_tokens=1)["usage"]["completion_tokens"] == 2
+        assert server.complete([[7] * 8] * 3, expect=400)["error"]["param"] == "prompt"
+
+    def test_the_log_names_defaults_that_are_not_neutral(self, server: RealServer) -> None:
+        (line,) = [line for line in server.lines if "generation_config.json" in line]
+        assert "top_p" in line or "temperature" in line
+
+
 def test_start_that_fails_in_the_engine_process() -> None:
     command = [sys.executable, "-m", "inferx.cli.main", "serve", "--port", "0", "--max-model-len", "999999"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)

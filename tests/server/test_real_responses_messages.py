@@ -53,6 +53,9 @@ def server() -> Iterator[RealServer]:
     )
     server.client.headers["authorization"] = "Bearer sk-1"
     yield server
+    # A background response that still runs does not keep the server from ending.
+    server.post("/v1/responses", input="hi", background=True, ignore_eos=True)
+    wait_until(lambda: not server.idle(), 10)
     assert server.stop() == 0
     assert "Traceback" not in server.log
 

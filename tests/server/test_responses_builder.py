@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferx.errors import RequestFailedError
@@ -247,6 +247,7 @@ parts = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     before=st.lists(parts, max_size=12),
     arguments=st.lists(st.lists(st.text(max_size=3), min_size=1, max_size=4), max_size=3),

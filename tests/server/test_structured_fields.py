@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
+from inferx.server.closed_schema import closed
 from inferx.server.errors import ApiError
 from inferx.server.protocol import CompletionRequest, parse_request
 from inferx.server.structured import constraint_of
@@ -33,7 +34,11 @@ def named(schema: Any) -> dict[str, Any]:
     ("fields", "wanted"),
     [
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        ({"response_format": named(SCHEMA)}, {"json": SCHEMA}),
+        ({"response_format": named(SCHEMA)}, {"json": {**SCHEMA, "additionalProperties": False}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
         ({"response_format": named(None)}, {"json_object": True}),
         ({"response_format": TAG}, {"structural_tag": json.dumps(TAG)}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
@@ -125,4 +130,36 @@ def test_grammars_are_checked_before_the_engine(
     complete(path, stream=stream, response_format=named(SCHEMA))
     params = engine.seen[-1][1].structured_outputs
     assert params is not None
-    assert json.loads(params.json) == SCHEMA
+    assert json.loads(params.json) == {**SCHEMA, "additionalProperties": False}
+
+
+def test_strict_schemas_are_closed_where_that_is_safe() -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "string"}}}
+    nested = {
+        "properties": {
+            "a": {"$ref": "#/$defs/I"},
+            "l": {"items": inner},
+            "u": {"anyOf": [inner, {"type": "null"}]},
+        },
+        "$defs": {"I": inner},
+    }
+    shut = {**inner, "additionalProperties": False}
+    assert closed(nested) == {
+        "properties": {
+            "a": {"$ref": "#/$defs/I"},
+            "l": {"items": shut},
+            "u": {"anyOf": [shut, {"type": "null"}]},
+        },
+        "$defs": {"I": shut},
+        "additionalProperties": False,
+    }
+    for left in (
+        {**inner, "additionalProperties": True},
+        {**inner, "patternProperties": {"^x": {}}},
+        {"properties": {"a": {"allOf": [inner, {"properties": {"c": {}}}]}}},
+        {**inner, "$ref": "#/$defs/I"},
+        {**inner, "anyOf": [{"required": ["b"]}]},
+        True,
+        {"enum": [{"properties": 1}]},
+    ):
+        assert closed(left) == left

@@ -21,9 +21,11 @@ DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "simt": 64, "cuda": 256}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "simt": 512, "cuda": 8192}
 
 
-# Of batches, beside interactive requests and without them: measured by benchmarks/batch.
-DEFAULT_BACKGROUND_TOKENS = {"cpu": 8, "simt": 8, "cuda": 64}
-DEFAULT_BACKGROUND_CHUNK = {"cpu": 128, "simt": 128, "cuda": 2048}
+# Of batches, beside interactive requests and without them (benchmarks/batch/README.md): on the CPU a third
+# sequence beside one costs it more than a tenth of a step, and chunks of 64 cost no more per token than
+# larger ones.  A GPU's are estimates, from steps whose time hardly depends on that many rows.
+DEFAULT_BACKGROUND_TOKENS = {"cpu": 2, "simt": 2, "cuda": 32}
+DEFAULT_BACKGROUND_CHUNK = {"cpu": 64, "simt": 64, "cuda": 2048}
 
 
 class EngineArgs(msgspec.Struct, kw_only=True):

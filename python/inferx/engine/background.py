@@ -84,9 +84,7 @@ def _is_decode(seq: Sequence) -> bool:
     return seq.num_tokens - seq.num_computed_tokens == 1 and seq.num_tokens > seq.num_prompt_tokens
 
 
-def _add_decodes(
-    scheduler: Scheduler, out: SchedulerOutput, candidates: list[Sequence]
-) -> list[Sequence]:
+def _add_decodes(scheduler: Scheduler, out: SchedulerOutput, candidates: list[Sequence]) -> list[Sequence]:
     """Place decodes behind those that are placed, before the prompts; the candidates with more to compute
     that have room for it."""
     before = out.num_decodes

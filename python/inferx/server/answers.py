@@ -50,6 +50,19 @@ class AnswerFormats:
             token = tokenizer.token_to_id(mark)
             if token is not None and tokenizer.is_special(token):
                 self._special[mark] = token
+        self._warned = False
+        logger.info(
+            "tool calls: %s; reasoning: %s", self.tool_format or "none", "think" if self.thinking else "none"
+        )
+
+    def warn_of_unread_calls(self, tools: ToolPlan) -> None:
+        """Say once that a request's tools can be called in a way that nothing here reads."""
+        if tools.mode == "auto" and self.tool_format is None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a request has tools, but the chat template says nothing of a known format of calls; "
+                "--tool-call-parser names one (said once)"
+            )
 
     def special(self, marks: tuple[str, ...]) -> dict[str, int]:
         """Those of ``marks`` that are special tokens, with their ids."""

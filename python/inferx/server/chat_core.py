@@ -92,6 +92,7 @@ async def prepare_chat(context: ServerContext, body: ChatCompletionRequest, arri
     model = context.check_model(body.model)
     body.check_stream_options()
     tools = tool_plan(body)
+    context.formats.warn_of_unread_calls(tools)
     constraint = structured.constraint_of(body)
     num_top = num_top_logprobs(body)
     keep = body.truncate_prompt_tokens

@@ -38,6 +38,19 @@ class ServerContext:
         self.admission = Admission(engine)
         self.metrics = ServerMetrics(engine, self.model_names[0])
         self.metrics.on_request_end = self.admission.ended
+        self.metrics.gauge(
+            "inferx:http_requests_active", "Requests being answered.", lambda: self.lifecycle.active
+        )
+        self.metrics.gauge(
+            "inferx:requests_preparing",
+            "Requests being tokenised, on their way to the engine.",
+            lambda: self.admission.preparing,
+        )
+        self.metrics.gauge(
+            "inferx:stuck_text_threads",
+            "Threads that go on with text that took too long.",
+            lambda: self.text.num_stuck,
+        )
         config = engine.generation_config if args.generation_config == "auto" else {}
         self.sampling_defaults = sampling_defaults(config)
         self.started = int(time.time())

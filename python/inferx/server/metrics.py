@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -173,6 +173,10 @@ class ServerMetrics:
     def render(self) -> bytes:
         """The text format that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A gauge that is asked for its value when metrics are read."""
+        Gauge(name, text, registry=self.registry).set_function(value)
 
     def observe_response(self, endpoint: str, status: int, error_code: str | None) -> None:
         """A response has been sent.  endpoint: the route's path as registered, so that labels are few."""

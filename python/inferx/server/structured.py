@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from inferx.errors import InvalidRequestError
+from inferx.server.closed_schema import closed
 from inferx.server.engine_api import AsyncEngine
 from inferx.server.errors import ApiError, bad_request, shorten
 from inferx.server.protocol import GenerationFields
@@ -106,7 +107,7 @@ def _json_schema(value: Any) -> StructuredOutputsParams:
         return StructuredOutputsParams(json_object=True)
     if not isinstance(schema, dict | bool):
         raise bad_request(f"{where}.schema must be a JSON schema, got {shorten(schema)}", f"{where}.schema")
-    return StructuredOutputsParams(json=schema)
+    return StructuredOutputsParams(json=closed(schema) if value.get("strict") else schema)
 
 
 def _structured_outputs(value: Any) -> StructuredOutputsParams | None:

@@ -38,7 +38,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 async def _tokenize(context: ServerContext, data: dict[str, Any]) -> tuple[list[int], bool | None]:
     body: TokenizeRequest | TokenizeChatRequest
-    if "messages" in data:
+    if data.get("messages") is not None:
         body = parse_request(TokenizeChatRequest, data)
         context.check_model(body.model)
         ids = await encode_conversation(context, body, body.tools or None)

@@ -207,11 +207,12 @@ class ResponseStore:
 
     def _evict(self) -> None:
         now = self._clock()
-        for record in list(self._finished.values()):
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
             too_much = len(self._finished) > self.max_responses or self.bytes > self.max_bytes
-            if not too_much and record.kept_until > now:
-                return  # those behind it are younger
-            self.remove(record)
+            if not too_much and oldest.kept_until > now:
+                return
+            self.remove(oldest)
 
 
 def _size(record: Record) -> int:

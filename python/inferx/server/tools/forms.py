@@ -6,28 +6,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inferx.server.closed_schema import closed
 from inferx.server.tools.choice import ToolPlan
 
-# Keywords that say more about an object's properties than "properties" does.
-_OPEN_KEYWORDS = frozenset(
-    (
-        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
-        *("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
-    )
-)
 # Keywords whose values are data, not schemas.
 _DATA_KEYWORDS = frozenset(("const", "enum", "default", "examples"))
 
 
 def arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments, an object.  Properties that it does not declare are left out,
-    unless the schema speaks of them: whatever follows this follows the schema, too."""
+    """The schema of a function's arguments, an object without properties that it does not declare."""
     schema = function.get("parameters")
     if not schema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    if "properties" in schema and _OPEN_KEYWORDS.isdisjoint(schema):
-        schema = {**schema, "additionalProperties": False}
-    return {"type": "object", **schema}
+    return {"type": "object", **closed(schema)}
 
 
 def calls_schema(plan: ToolPlan) -> dict[str, Any]:

@@ -37,13 +37,15 @@ class Marks:
         self._any = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
         self._beginnings = {mark[:end] for mark in self.marks for end in range(1, len(mark))}
         self._longest = max(map(len, self.marks), default=1) - 1
+        self._firsts = {mark[0] for mark in self.marks}
 
     def split(self, text: str, *, final: bool) -> tuple[str, str | None, str]:
         """(text before, the mark, text behind); without a mark: (certain text, None, what may become one)."""
         if self._any is not None and (match := self._any.search(text)):
             return text[: match.start()], match.group(), text[match.end() :]
-        if not final:
-            for start in range(max(0, len(text) - self._longest), len(text)):
+        least = max(0, len(text) - self._longest)
+        if not final and any(text.find(first, least) >= 0 for first in self._firsts):
+            for start in range(least, len(text)):
                 if text[start:] in self._beginnings:
                     return text[:start], None, text[start:]
         return text, None, ""
