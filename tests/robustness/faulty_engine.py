@@ -23,6 +23,8 @@ from inferx.engine.core import EngineCore
 from inferx.engine.runner import ModelRunner
 from inferx.engine.sampler import Sampler
 from inferx.engine.scheduler import Scheduler
+from inferx.engine.structured.compiler import GrammarCompiler
+from inferx.engine.structured.requests import StructuredRequests
 
 # First tokens of prompts; bytes that no other test sends.
 FORWARD = 1  # the forward pass of the prompt raises
@@ -120,6 +122,33 @@ def patch_messages() -> None:
     process._handle = faulty_handle
 
 
+def patch_grammars() -> None:
+    """By the text of the grammar: a regular expression with COMPILE or MATCHER in it."""
+    compile_ = GrammarCompiler._compile
+    new_matcher = StructuredRequests.new_matcher
+
+    def faulty_compile(self: GrammarCompiler, source: Any) -> Any:
+        if "COMPILE" in source.text:
+            raise ValueError("injected: compiling")
+        return compile_(self, source)
+
+    def faulty_matcher(self: StructuredRequests, request_id: str) -> Any:
+        matcher = new_matcher(self, request_id)
+        params = self._requests[request_id].params.structured_outputs if matcher is not None else None
+        if params is not None and "MASK" in (params.regex or ""):
+            matcher.fill_mask = raise_injected
+        if params is not None and "TAKE" in (params.regex or ""):
+            matcher.take = raise_injected
+        return matcher
+
+    GrammarCompiler._compile = faulty_compile  # type: ignore[method-assign]
+    StructuredRequests.new_matcher = faulty_matcher  # type: ignore[method-assign]
+
+
+def raise_injected(*arguments: Any) -> Any:
+    raise Injected("matcher")
+
+
 def report_at_the_end(path: Path) -> None:
     """Wraps the serving loop: when it ends by a Shutdown, says what is left in the core."""
     serve = process._serve
@@ -145,5 +174,6 @@ if __name__ == "__main__":
     patch_sampler()
     patch_core()
     patch_messages()
+    patch_grammars()
     report_at_the_end(Path(sys.argv[1]))
     sys.exit(process.main())

@@ -183,10 +183,20 @@ class Bystanders:
 
 
 def shown(answer: Any) -> Any:
-    """What must not depend on others: texts, log-probabilities, reasons, usage."""
+    """What must not depend on others: texts, log-probabilities, reasons, usage.  How many tokens an event of
+    a stream brings may."""
     events = answer if isinstance(answer, list) else [answer]
-    keep = ("index", "text", "logprobs", "finish_reason")
-    return [[{key: choice[key] for key in keep} for choice in event["choices"]] for event in events]
+    choices: dict[int, dict[str, Any]] = {}
+    for choice in (c for event in events for c in event["choices"]):
+        whole = choices.setdefault(choice["index"], {"text": "", "logprobs": [], "end": None})
+        whole["text"] += choice["text"]
+        if choice["logprobs"] is not None:
+            whole["logprobs"] += zip(*(choice["logprobs"][k] for k in LOGPROBS), strict=True)
+        whole["end"] = choice["finish_reason"]
+    return choices
+
+
+LOGPROBS = ("tokens", "token_logprobs", "text_offset")
 
 
 __all__ = ["Bystanders", "LiveServer", "post", "save_model", "sys"]

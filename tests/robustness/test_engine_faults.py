@@ -100,3 +100,27 @@ async def test_the_same_prompt_prefix_is_not_poisoned(live: LiveServer) -> None:
             assert failed.status_code == 500
         assert (await http.post("/v1/completions", json=body)).json()["choices"] == salted["choices"]
     live.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "message"),
+    [("COMPILE", None, "injected: compiling"), ("MASK", 500, "Injected: matcher"), ("TAKE", 500, "Injected")],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_grammars(live: LiveServer, where: str, status: int | None, message: str, stream: bool) -> None:
+    """A grammar that the front end found good fails in the engine: so does its request, and no other."""
+    constraint = {"regex": f"({where}|[a-z]+)"}
+    body = {"prompt": "x", "structured_outputs": constraint, "stream": stream, "max_tokens": 8}
+
+    async def ask(http: httpx.AsyncClient) -> httpx.Response:
+        return await http.post("/v1/completions", json=body)
+
+    response = await live.bystanders.beside(live.engine, ask)
+    assert response.status_code in ((400, 500) if status is None else (status,))
+    assert message in response.json()["error"]["message"]
+    live.assert_clean()
+    good = httpx.post(
+        f"{live.url}/v1/completions", json={**body, "structured_outputs": {"regex": "[a-z]{3}"}}
+    )
+    assert good.status_code == 200

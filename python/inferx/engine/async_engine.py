@@ -257,9 +257,9 @@ class AsyncEngine:
             self._check_capacity()
             self._num_unfinished += 1
         self._queues[request_id] = queue
-        self.outputs.add_request(request)
         finished = False
         try:
+            self.outputs.add_request(request)
             await self._send(wire.AddRequest(request))
             while not finished:
                 item = await queue.get()
