@@ -11,8 +11,8 @@ import psutil
 
 MIB = 1 << 20
 # Memory counts as flat when the straight line through it after the warm-up rises, over the whole rest, by
-# less than this.  Allocators keep what they were once asked for, so a little is no leak; a leak of one
-# kilobyte per request would be seen after some thousand requests.
+# less than this.  Allocators keep what they were once asked for, so a little is no leak; a leak of some
+# kilobytes per request is seen within half an hour.
 FLAT_MIB = 6.0
 FLAT_SHARE = 0.01
 WARM_UP_SHARE = 1 / 3
