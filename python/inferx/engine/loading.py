@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from inferx import ops
-from inferx.engine.args import DEFAULT_BACKGROUND_CHUNK, DEFAULT_BACKGROUND_TOKENS, EngineArgs
+from inferx.engine.args import EngineArgs
 from inferx.engine.config import SchedulerConfig
 from inferx.engine.cuda_graphs import CudaGraphBackend
 from inferx.engine.device import Device, kv_cache_dtype, placement, resolve_device

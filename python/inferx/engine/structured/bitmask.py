@@ -10,7 +10,6 @@ import torch
 from inferx import ops
 from inferx.engine.sampling_arrays import upload
 from inferx.engine.structured.matcher import Matcher, MatcherError
-from inferx.ops._lib import kernels_for
 
 
 def apply_matchers(
@@ -40,19 +39,5 @@ def apply_matchers(
             failed[r] = f"the grammar failed: {type(error).__name__}: {error}"
             mask[:] = -1
     bits, at = upload([masks, np.array(rows, np.int64)], logits.device)
-    apply_token_bitmask(logits, bits, at)
+    ops.apply_token_bitmask(logits, bits, rows=at)
     return ending, failed
-
-
-def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
-    """``ops.apply_token_bitmask``, where this build has it."""
-    if hasattr(kernels_for(logits), "apply_token_bitmask"):
-        ops.apply_token_bitmask(logits, bitmask, rows=rows)
-        return
-    shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
-    allowed = ((bitmask[:, :, None] >> shifts) & 1).bool().flatten(1)
-    width = logits.shape[1]
-    refused = torch.ones(len(rows), width, dtype=torch.bool, device=logits.device)
-    known = min(width, allowed.shape[1])
-    refused[:, :known] = ~allowed[:, :known]
-    logits[rows] = logits[rows].masked_fill_(refused, float("-inf"))
