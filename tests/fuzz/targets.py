@@ -196,8 +196,8 @@ def _parse(kind: str, hidden: bool, pieces: list[str]) -> list[Event]:
 
 def _check_calls(kind: str, events: list[Event]) -> None:
     """Starts, arguments and ends in order; complete arguments are one JSON object.  What turns out to be no
-    JSON goes on as content, or as the next call where that begins.  (An answer that a grammar forces into one function's arguments is passed on as
-    it is.)"""
+    JSON goes on as content, or as the next call where that begins.  (An answer that a grammar forces into
+    one function's arguments is passed on as it is.)"""
     open_call, arguments = False, ""
     for event in events:
         if isinstance(event, CallStart):
