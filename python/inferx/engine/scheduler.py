@@ -95,6 +95,7 @@ from inferx.engine.prefill_plan import PrefillPlan
 from inferx.engine.prefix_cache import root_digest
 from inferx.engine.protocol import BACKGROUND_PRIORITY, EngineRequest, EngineStats, FinishReason
 from inferx.engine.request import ORDER, Phase, Request, Sequence, Status, remove_ordered
+from inferx.engine.scheduler_checks import check_books, check_request
 from inferx.engine.scheduler_output import (
     PENDING_TOKEN,
     SampleError,
@@ -161,33 +162,11 @@ class Scheduler:
         config = self.config
         if request.request_id in self.requests:
             raise InvalidRequestError(f"request_id must be new, got {request.request_id!r}, which is in use")
-        prompt_len, n = len(request.prompt_token_ids), request.sampling_params.n
-        if prompt_len == 0:
-            raise InvalidRequestError("prompt must have at least one token, got none", "prompt")
-        room = 0 if request.pooling is not None else 1  # the token of a pooling request is dropped
-        if prompt_len + room > config.max_model_len:
-            raise InvalidRequestError(
-                f"prompt and at least one generated token must fit in the context of {config.max_model_len} "
-                f"tokens (max_model_len), got a prompt of {prompt_len} tokens",
-                "prompt",
-            )
-        if prompt_len + room > config.pool_tokens:
-            raise InvalidRequestError(
-                f"prompt and at least one generated token must fit in the KV cache of {config.pool_tokens} "
-                f"tokens ({config.num_blocks} blocks of {config.block_size}), "
-                f"got a prompt of {prompt_len} tokens",
-                "prompt",
-            )
-        if n > config.max_num_seqs:
-            raise InvalidRequestError(f"n must be at most max_num_seqs ({config.max_num_seqs}), got {n}", "n")
+        check_request(request, config)
         self._check_room(request.priority)
 
         root = root_digest(cache_salt=request.cache_salt, adapter=adapter, model_key=prefix_key)
         priority = request.priority
-        if not isinstance(priority, int) or priority > BACKGROUND_PRIORITY:
-            raise InvalidRequestError(
-                f"priority must be an integer of at most {BACKGROUND_PRIORITY}, got {priority!r}", "priority"
-            )
         if config.policy == "fcfs" and priority != BACKGROUND_PRIORITY:
             priority = 0
         try:
@@ -526,29 +505,5 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise BlockAccountingError when the books do not balance.  For tests, between calls; O(pool)."""
-        for queue, states in (
-            (self.running, (Status.RUNNING,)),
-            (self.waiting, (Status.WAITING, Status.PREEMPTED)),
-        ):
-            if any(s.status not in states for s in queue) or sorted(queue, key=ORDER) != queue:
-                raise BlockAccountingError(f"wrong state or order in {queue}")
-        slots = sum(seq.request.num_slots(seq) for seq in self.running if not seq.is_ending)
-        if slots > self.config.max_num_seqs:
-            raise BlockAccountingError(f"{slots} slots in use, max_num_seqs is {self.config.max_num_seqs}")
-        if any(seq.block_table for seq in self.waiting):
-            raise BlockAccountingError("a waiting sequence holds blocks")
-        queued = {id(seq) for seq in (*self.running, *self.waiting, *self.held.values())}
-        for request in self.requests.values():
-            live = request.live_sequences()
-            leaders = live if request.forked else request.sequences[:1]
-            if not live or any(id(seq) not in queued for seq in leaders):
-                raise BlockAccountingError(f"request {request.request_id!r} is lost")
-        if any(self.requests.get(s.request_id) is not s.request for s in (*self.running, *self.waiting)):
-            raise BlockAccountingError("a queued sequence belongs to no request")
         planned_ahead = len(self._in_flight) == MAX_IN_FLIGHT
-        if not planned_ahead and any(s.token_source is not None for s in (*self.running, *self.waiting)):
-            raise BlockAccountingError("a token is pending and no step brings it")
-        steps = self._in_flight[:1] if planned_ahead else []
-        self.kv.check_invariants(
-            self.running, {id(e.seq): e.first_position for step in steps for e in step.scheduled}
-        )
+        check_books(self, self._in_flight[:1] if planned_ahead else [])

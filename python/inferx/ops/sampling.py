@@ -36,9 +36,7 @@ _apply_logits_processors = register(
     "Tensor? seen_offsets, Tensor? seen_ids, Tensor? seen_counts, Tensor? repetition_penalty, "
     "Tensor? frequency_penalty, Tensor? presence_penalty) -> ()"
 )
-_apply_token_bitmask = register(
-    "apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor? rows) -> ()"
-)
+_apply_token_bitmask = register("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor? rows) -> ()")
 _token_logprobs = register(
     "token_logprobs(Tensor(a!) ids, Tensor(b!) logprobs, Tensor(c!) ranks, Tensor logits, Tensor token_ids, "
     "Tensor? rows, int num_ids) -> ()"
