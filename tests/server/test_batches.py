@@ -158,6 +158,15 @@ def test_a_file_that_is_too_large(
     assert len(list((tmp_path / "batches" / "files").iterdir())) == 1
 
 
+def test_more_than_the_disk_is_meant_for(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = client.files.create(file=("a.jsonl", b"x" * 600), purpose="batch")
+    monkeypatch.setattr(limits, "FILES_BYTES", limits.Limit("files_bytes", 1000, "bytes", "", 429, None, ""))
+    with pytest.raises(openai.RateLimitError, match="at most 1000 bytes"):
+        client.with_options(max_retries=0).files.create(file=("b.jsonl", b"x" * 600), purpose="batch")
+    client.files.delete(kept.id)
+    client.files.create(file=("b.jsonl", b"x" * 600), purpose="batch")
+
+
 def test_without_a_directory_it_says_so(make_server: Any) -> None:
     url = make_server(ServerArgs()).url
     for response in (

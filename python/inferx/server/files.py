@@ -76,6 +76,7 @@ async def _keep(service: BatchService, form: Any) -> StoredFile:
     if file is None or isinstance(file, str):
         raise bad_request("file must be an uploaded file", "file")
     limits.FILE_BYTES.check(file.size or 0, "file")
+    limits.FILES_BYTES.check(service.store.count_bytes() + (file.size or 0), "file")
     # It is only shown; what a client calls its file need not be a name.
     name = _ODD.sub("_", file.filename or "") or "file.jsonl"
     limits.FILE_NAME_CHARS.check(len(name), "file")

@@ -221,6 +221,9 @@ FILE_BYTES = _limit(
     "file_bytes", 200 * MIB, "bytes", "An uploaded file, counted while it comes in.", status=413
 )
 FILES = _limit("files", 1000, "files", "Uploaded ones that are kept; delete some to upload more.", status=429)
+FILES_BYTES = _limit(
+    "files_bytes", 10 << 30, "bytes", "All files that are kept, those of answers included.", status=429
+)
 FILE_NAME_CHARS = _limit("file_name_chars", 255, "characters", "The name an upload gives itself.")
 BATCHES = _limit("batches", 1000, "batches", "That are kept; the oldest finished one makes room.", status=429)
 UNFINISHED_BATCHES = _limit(

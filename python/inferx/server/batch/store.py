@@ -178,6 +178,10 @@ class BatchStore:
         ]
         return count
 
+    def count_bytes(self) -> int:
+        """Of all files, also of those that are being written."""
+        return sum(path.stat().st_size for path in self._directory.iterdir())
+
     def list_files(
         self, limit: int, after: str | None, purpose: str | None, ascending: bool
     ) -> list[StoredFile]:
