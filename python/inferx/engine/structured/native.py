@@ -27,8 +27,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 # passes here passes there.
 CHILD_MEMORY_BYTES = 3 << 30
 CHILD_STACK_BYTES = 2 << 20
-# White space between two tokens of JSON; without a bound, some models write nothing else for ever.
-MAX_JSON_SPACES = 64
+# White space between two tokens of JSON: a space or two, or a new line with its indentation.  Where more is
+# allowed, small models write nothing else until the limit.
+JSON_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
 MAX_ERROR_CHARS = 300
 
 # Of one grammar.  Fuel is what compiling and each mask may cost; as defaulted, some 20 ms each.
@@ -104,7 +105,7 @@ def _grammar(source: Source) -> str:
     if source.kind == "json":
         options: Any = {"whitespace_flexible": not source.compact}
         if not source.compact:
-            options["whitespace_pattern"] = rf"[ \t\n\r]{{1,{MAX_JSON_SPACES}}}"
+            options["whitespace_pattern"] = JSON_SPACE
         schema = json.loads(source.text)
         return LLMatcher.grammar_from_json_schema(
             json.dumps(schema) if isinstance(schema, dict) else _boolean(schema), overrides=options

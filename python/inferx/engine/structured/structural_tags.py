@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inferx.engine.structured.native import MAX_JSON_SPACES
+from inferx.engine.structured.native import JSON_SPACE
 from inferx.errors import InvalidRequestError
 from inferx.structured_outputs import PARAM, parse_json
 
@@ -77,7 +77,7 @@ class _Writer:
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._guidance: dict[str, Any] = {"whitespace_flexible": not compact}
         if not compact:
-            self._guidance["whitespace_pattern"] = rf"[ \t\n\r]{{1,{MAX_JSON_SPACES}}}"
+            self._guidance["whitespace_pattern"] = JSON_SPACE
 
     def _rule(self, body: str, flags: str = "") -> str:
         name = f"rule_{len(self.rules)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import select
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,9 @@ START_SECONDS = 20.0
 TURN_SECONDS = 4.0
 # Verdicts kept, by digest.
 MAX_VERDICTS = 4096
+# How long a grammar stays refused that took too long or ended its child: a busy machine, or one short of
+# memory, may have been at fault.
+DOUBT_SECONDS = 60.0
 NUM_CHILDREN = 2
 
 
@@ -45,7 +50,7 @@ class GrammarValidator:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         self._lock = threading.Lock()
         self._children = [_Child(vocabulary) for _ in range(NUM_CHILDREN)]
         self._idle = self._children[:]
@@ -81,9 +86,10 @@ class GrammarValidator:
     def _look_up(self, digest: bytes) -> str | None:
         with self._lock:
             verdict = self._verdicts.get(digest)
-            if verdict is not None:
-                self._verdicts.move_to_end(digest)
-            return verdict
+            if verdict is None or verdict.until <= time.monotonic():
+                return None
+            self._verdicts.move_to_end(digest)
+            return verdict.fault
 
     def _try(self, source: Source, digest: bytes) -> str:
         if not self._turn.acquire(timeout=TURN_SECONDS):
@@ -95,17 +101,17 @@ class GrammarValidator:
             with self._lock:
                 child = self._idle.pop()
             try:
-                verdict = child.ask(source)
+                found = child.ask(source)
             finally:
                 with self._lock:
                     self._idle.append(child)
         finally:
             self._turn.release()
         with self._lock:
-            self._verdicts[digest] = verdict
+            self._verdicts[digest] = found
             while len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
-        return verdict
+        return found.fault
 
 
 def _digest(source: Source) -> bytes:
@@ -115,6 +121,14 @@ def _digest(source: Source) -> bytes:
 def _raise_on(verdict: str) -> None:
     if verdict:
         raise InvalidRequestError(f"{PARAM}: {verdict}", PARAM)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """fault: empty when the grammar is fine.  until: on the monotonic clock."""
+
+    fault: str
+    until: float = math.inf
 
 
 class _Gone(Exception):
@@ -128,17 +142,17 @@ class _Child:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, source: Source) -> str:
-        """What is wrong with a grammar; empty when it is fine."""
+    def ask(self, source: Source) -> _Verdict:
+        """What is wrong with a grammar."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         try:
             # Its first answer comes after the start.
-            return self._exchange(msgspec.msgpack.encode(source), COMPILE_SECONDS)
+            return _Verdict(self._exchange(msgspec.msgpack.encode(source), COMPILE_SECONDS))
         except _Gone as gone:
             logger.warning("a grammar was refused as its trial failed: %s", gone)
             self.kill()
-            return str(gone)
+            return _Verdict(str(gone), time.monotonic() + DOUBT_SECONDS)
 
     def kill(self) -> None:
         process, self._process = self._process, None

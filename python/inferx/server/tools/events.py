@@ -28,7 +28,7 @@ class CallArguments:
 
 @dataclass(slots=True)
 class CallEnd:
-    """The running call's arguments are complete.  Without it, the text ended inside of them."""
+    """The running call's arguments are complete.  Without it, they were cut or broke off."""
 
 
 Event = Content | CallStart | CallArguments | CallEnd
