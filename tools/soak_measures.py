@@ -16,6 +16,9 @@ MIB = 1 << 20
 FLAT_MIB = 6.0
 FLAT_SHARE = 0.01
 WARM_UP_SHARE = 1 / 3
+# A short run is still warming up; only what would fill the memory shows there.
+SETTLED_SECONDS = 300.0
+UNSETTLED_MIB = 40.0
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Series:
         slope = float(np.polyfit(t - t[0], y, 1)[0])
         rise = slope * float(t[-1] - t[0])
         limit = FLAT_MIB + FLAT_SHARE * float(y.mean())
+        if t[-1] - t[0] < SETTLED_SECONDS:
+            limit = UNSETTLED_MIB
         return {
             "mib_per_hour": slope * 3600,
             "rise_mib": rise,

@@ -170,15 +170,27 @@ class Bystanders:
             self.alone = [shown(await post(http, "/v1/completions", **body)) for body in self.BODIES]
 
     async def beside(self, engine: Any, work: Callable[[httpx.AsyncClient], Any]) -> Any:
-        """Runs ``work`` while they run; checks that it did, and that their answers are those of before."""
+        """Runs ``work`` while they run, again and again; checks that their answers are those of before."""
+        over = asyncio.Event()
+
+        async def stand_by(http: httpx.AsyncClient, body: dict[str, Any], alone: Any) -> None:
+            while True:
+                assert shown(await post(http, "/v1/completions", **body)) == alone
+                if over.is_set():
+                    return
+
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
-            tasks = [asyncio.create_task(post(http, "/v1/completions", **body)) for body in self.BODIES]
-            while engine.stats().num_running < 3:
-                await asyncio.sleep(0.001)
-            result = await work(http)
-            assert not all(task.done() for task in tasks), "the bystanders were gone before the fault"
-            answers = await asyncio.gather(*tasks)
-        assert [shown(a) for a in answers] == self.alone
+            tasks = [
+                asyncio.create_task(stand_by(http, body, alone))
+                for body, alone in zip(self.BODIES, self.alone, strict=True)
+            ]
+            try:
+                while engine.stats().num_running < 3:
+                    await asyncio.sleep(0.001)
+                result = await work(http)
+            finally:
+                over.set()
+                await asyncio.gather(*tasks)
         return result
 
 

@@ -274,6 +274,8 @@ def test_arguments_are_the_exact_json(
 
 @given(kind=st.sampled_from(PARSERS), text=SOUP, places=PLACES, hidden=st.booleans())
 @example("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "x": 01}', [3, 30], False)
+@example("mistral", "[TOOL_CALLS][TOOL_CALLS]", [], True)
+@example("mistral", '[TOOL_CALLS][TOOL_CALLS]f{"a": 1}', [13, 15], True)
 @settings(max_examples=1500, deadline=None)
 def test_any_text_cut_anywhere(kind: str, text: str, places: list[int], hidden: bool) -> None:
     whole = parse(kind, [text], hidden)

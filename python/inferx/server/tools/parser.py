@@ -43,8 +43,12 @@ class Marks:
         """(text before, the mark, text behind); without a mark: (certain text, None, what may become one)."""
         if self._any is not None and (match := self._any.search(text)):
             return text[: match.start()], match.group(), text[match.end() :]
+        return (text, None, "") if final else self.split_end(text)
+
+    def split_end(self, text: str) -> tuple[str, None, str]:
+        """(text before, None, its end that may become a mark)."""
         least = max(0, len(text) - self._longest)
-        if not final and any(text.find(first, least) >= 0 for first in self._firsts):
+        if any(text.find(first, least) >= 0 for first in self._firsts):
             for start in range(least, len(text)):
                 if text[start:] in self._beginnings:
                     return text[:start], None, text[start:]
@@ -167,7 +171,12 @@ class MarkedParser:
             self._give_back(reader)
 
     def _give_back(self, reader: Reader) -> None:
-        self.content.write(self._opening + reader.pending)
+        text, opening, rest = reader.pending, self._opening, ""
+        if self._buffer and opening:
+            # A mark may have begun where the reader saw the beginning of a list.
+            text, _, rest = self._marks.split_end(text)
+        self.content.write(opening + text)
+        self._buffer = rest + self._buffer
         self._reader, self._opening = None, ""
 
     def _look_behind(self, final: bool) -> bool:
