@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from inferx.outputs import RequestOutput
     from inferx.pooling_params import PoolingParams
     from inferx.sampling_params import SamplingParams
+    from inferx.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "PoolingParams", "RequestOutput", "SamplingParams", "__version__", "ops"]
+__all__ = [
+    "LLM",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+    "ops",
+]
 
 # Imported when first asked for, so that `import inferx` stays light.
 _LAZY = {
@@ -34,6 +43,7 @@ _LAZY = {
     "PoolingParams": "inferx.pooling_params",
     "RequestOutput": "inferx.outputs",
     "SamplingParams": "inferx.sampling_params",
+    "StructuredOutputsParams": "inferx.structured_outputs",
 }
 
 

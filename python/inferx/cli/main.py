@@ -15,6 +15,7 @@ from inferx.cli.env import env
 from inferx.cli.generate import generate
 from inferx.cli.run_batch import run_batch
 from inferx.cli.serve import serve
+from inferx.cli.vllm_flags import absent
 from inferx.errors import InferxError
 
 cli = typer.Typer(
@@ -64,7 +65,8 @@ def app(arguments: Sequence[str] | None = None) -> int:
         # typer's usage errors; their base class has moved between versions.
         if not hasattr(error, "format_message"):
             raise
-        return _fail(error.format_message())
+        given = sys.argv[1:] if arguments is None else arguments
+        return _fail(absent(getattr(error, "option_name", None) or "", given) or error.format_message())
     return code if isinstance(code, int) else 0
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inferx.cli.vllm_flags import translated
 from inferx.engine.args import (
     ACTIVATIONS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
@@ -87,6 +88,7 @@ def _engine_options(
     kv_cache_memory: Annotated[
         str | None, _engine("--kv-cache-memory", help="Size of the KV cache, for instance 2GiB.")
     ] = None,
+    kv_cache_memory_bytes: Annotated[str | None, typer.Option("--kv-cache-memory-bytes", hidden=True)] = None,
     gpu_memory_utilization: Annotated[
         float, _engine("--gpu-memory-utilization", help="Share of a GPU's memory to take, up to 1.")
     ] = EngineArgs().gpu_memory_utilization,
@@ -136,7 +138,10 @@ def _sampling_options(
 
 
 def _make_engine_args(values: dict[str, Any]) -> EngineArgs:
-    memory = values.pop("kv_cache_memory")
+    memory, other = values.pop("kv_cache_memory"), values.pop("kv_cache_memory_bytes")
+    if memory is None:
+        memory = other  # vLLM's name
+    values["dtype"] = translated("--dtype", values["dtype"])
     args = EngineArgs(
         kv_cache_memory_bytes=None if memory is None else parse_bytes(memory, "kv_cache_memory"), **values
     )
@@ -160,6 +165,7 @@ class SamplingOptions:
 
 
 def check_generation_config(value: str) -> Any:
+    value = translated("--generation-config", value)
     if value not in ("auto", "none"):
         raise InvalidRequestError(f"--generation-config must be auto or none, got {value!r}")
     return value

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
+import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +19,7 @@ from inferx.cli.options import (
     parse_bytes,
     takes_engine_options,
 )
+from inferx.cli.vllm_flags import NO_EFFECT, translated
 from inferx.engine.args import EngineArgs
 from inferx.errors import InvalidRequestError
 from inferx.pooling_params import DEFAULT_POOLING, POOLINGS
@@ -23,6 +28,7 @@ from inferx.server.args import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerArgs
 
 SERVER_PANEL = "Server"
 API_KEY_VARIABLE = "INFERX_API_KEY"
+VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"
 
 
 def _option(*names: str, help: str) -> Any:
@@ -106,6 +112,7 @@ def serve(
     ] = ServerArgs.shutdown_timeout,
     access_log: Annotated[bool, _option("--access-log", help="Log every request.")] = False,
     seed: Annotated[int | None, _option("--seed", help="The same as --engine-seed (vLLM's name).")] = None,
+    no_effect: Annotated[bool, typer.Option(*NO_EFFECT, hidden=True)] = False,
     engine_args: EngineArgs = EngineArgs(),  # noqa: B008 (replaced by the flags)
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, /metrics for Prometheus."""
@@ -132,7 +139,7 @@ def serve(
         tool_call_parser=_one_of("--tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS),
         reasoning_parser=_one_of("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
         api_keys=_api_keys(api_key or []),
-        allowed_origins=tuple(allowed_origins or ()),
+        allowed_origins=_origins(allowed_origins or []),
         max_body_bytes=parse_bytes(max_body_size, "max_body_size"),
         max_header_bytes=parse_bytes(max_header_size, "max_header_size"),
         max_connections=max_connections,
@@ -151,6 +158,8 @@ def serve(
         seed=engine_args.seed if seed is None else seed,
         max_waiting=max_waiting,
     )
+    for warning in key_warnings(host, server_args.api_keys, os.environ):
+        print(f"inferx: warning: {warning}", file=sys.stderr, flush=True)
     from inferx.server.serve import run_server
 
     run_server(engine_args, server_args, show_progress=True)
@@ -169,9 +178,51 @@ def _check_positive(**options: float) -> None:
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> Any:
+    value = translated(flag, value)
     if value not in allowed:
         raise InvalidRequestError(f"{flag} must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def _origins(given: list[str]) -> tuple[str, ...]:
+    """The flag's values, each an origin or, as vLLM has it, a JSON list of them."""
+    origins: list[str] = []
+    for value in given:
+        if not value.lstrip().startswith("["):
+            origins.append(value)
+            continue
+        try:
+            values = json.loads(value)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, list) or not all(isinstance(origin, str) for origin in values):
+            raise InvalidRequestError(
+                f"--allowed-origins takes an origin or a JSON list of them, got {value[:60]!r}"
+            )
+        origins += values
+    return tuple(origins)
+
+
+def key_warnings(host: str, keys: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+    """What a user may not have meant, when the server asks for no key."""
+    if keys:
+        return []
+    found = []
+    if environment.get(VLLM_API_KEY_VARIABLE):
+        found.append(f"{VLLM_API_KEY_VARIABLE} is not read; the key of inferx is {API_KEY_VARIABLE}")
+    if not _is_loopback(host):
+        found.append(
+            f"no key is asked for, and whoever reaches {host or 'any address of this machine'} can use the "
+            f"server; {API_KEY_VARIABLE} sets one"
+        )
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _api_keys(given: list[str]) -> tuple[str, ...]:
