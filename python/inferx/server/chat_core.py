@@ -90,7 +90,7 @@ class ChatDelta:
 async def prepare_chat(context: ServerContext, body: ChatCompletionRequest, arrival: float) -> ChatRun:
     """A validated and rendered conversation, ready to run; ApiError or InvalidRequestError (400, 404)."""
     model = context.check_model(body.model)
-    body.check_stream_options()
+    body.check_options()
     tools = tool_plan(body)
     context.formats.warn_of_unread_calls(tools)
     constraint = structured.constraint_of(body)

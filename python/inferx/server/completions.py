@@ -65,11 +65,9 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
 
 
 def _check(body: CompletionRequest) -> None:
-    body.check_stream_options()
+    body.check_options()
     if body.suffix:
         raise bad_request("suffix is not supported", "suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request("best_of is not supported; ask for n choices and take the best", "best_of")
     if body.max_tokens is not None and body.max_tokens < (0 if body.echo else 1):
         hint = "" if body.echo else " (0 needs echo=true)"
         raise bad_request(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -21,6 +22,7 @@ from inferx.server.prompts import check_token_ids, split_prompts
 from inferx.server.protocol import RequestModel, parse_request
 from inferx.server.responses import json_response
 from inferx.server.streaming import until_disconnect
+from inferx.server.unsupported_fields import UNSUPPORTED
 from inferx.server.usage import UsageCounter
 
 # Of the engine's request for an embedding; see engine.pooling.
@@ -30,6 +32,8 @@ _ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
 class EmbeddingRequest(RequestModel):
     """``/v1/embeddings``.  Beyond OpenAI's fields: pooling, normalize, truncate_prompt_tokens (the last ones
     are kept; -1 for what fits), add_special_tokens, priority, cache_salt."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {**UNSUPPORTED, "messages": "; input takes texts or token ids"}
 
     input: Any = None  # str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] | None = None

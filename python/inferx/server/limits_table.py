@@ -184,6 +184,7 @@ TOOLS = _limit("tools", 256, "tools", "tools.")
 TOOL_NAME_CHARS = _limit("tool_name_chars", 128, "characters", "A function's name.")
 TOOL_CALLS = _limit("tool_calls", 256, "calls", "tool_calls of one message.")
 TEMPLATE_KWARGS = _limit("template_kwargs", 32, "entries", "chat_template_kwargs, scalars only.")
+TEMPLATE_KWARG_NAME_CHARS = _limit("template_kwarg_name_chars", 64, "characters", "Each of their names.")
 TEMPLATE_KWARG_CHARS = _limit("template_kwarg_chars", 4096, "characters", "Each of their values.")
 
 _section = "Responses"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
+from inferx.loader.tokenizer import Tokenizer
 from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 from inferx.server.protocol import Message, TemplateFields
 
-# What rendering itself passes to the template, or takes for itself.
-RESERVED_KWARGS = frozenset(
-    (
-        *("messages", "tools", "add_generation_prompt", "continue_final_message"),
-        *("chat_template", "parse_special_in_content", "range"),
-    )
-)
+# The parameters of what renders, and what it gives every template.
+RESERVED_KWARGS = frozenset((*inspect.signature(Tokenizer.encode_chat).parameters, "range"))
 
 
 def conversation(messages: list[Message]) -> list[dict[str, Any]]:
@@ -120,6 +117,9 @@ def template_kwargs(request: TemplateFields) -> dict[str, Any]:
     if len(kwargs) > limits.TEMPLATE_KWARGS.most:
         raise _kwargs_error(f"takes at most {limits.TEMPLATE_KWARGS.most} entries, got {len(kwargs)}")
     for name, value in kwargs.items():
+        if len(name) > limits.TEMPLATE_KWARG_NAME_CHARS.most:
+            most = limits.TEMPLATE_KWARG_NAME_CHARS.most
+            raise _kwargs_error(f"takes names of at most {most} characters, got {len(name)}")
         if not name.isidentifier() or name.startswith("_") or name in RESERVED_KWARGS:
             raise _kwargs_error(f"cannot set {shorten(name)}")
         scalar = value is None or isinstance(value, (bool, int, float, str))

@@ -7,9 +7,9 @@ Unknown fields are ignored: SDKs and proxies add them freely.  Types are strict 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
@@ -18,6 +18,7 @@ from inferx.engine.protocol import BACKGROUND_PRIORITY
 from inferx.server import limits_table as limits
 from inferx.server.errors import ApiError, bad_request, shorten
 from inferx.server.unknown_fields import unknown_fields
+from inferx.server.unsupported_fields import MISNAMED, UNSUPPORTED, refuse
 
 StopTokenIds = Annotated[list[int], Field(max_length=limits.STOP_TOKEN_IDS.most, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(max_length=limits.TOKEN_IDS.most, fail_fast=True)]
@@ -30,7 +31,16 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+    # Ignoring one of these would answer 200 with something that breaks a promise.
+    unsupported: ClassVar[Mapping[str, str]] = UNSUPPORTED
+
     model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        refuse(cls.unsupported, data)
+        return data
 
 
 class StreamOptions(BaseModel):
@@ -43,7 +53,10 @@ class StreamOptions(BaseModel):
 class GenerationFields(RequestModel):
     """What both generating endpoints share."""
 
+    unsupported: ClassVar[Mapping[str, str]] = {**UNSUPPORTED, **MISNAMED, "use_beam_search": ""}
+
     n: int | None = None
+    best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -76,24 +89,13 @@ class GenerationFields(RequestModel):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_json_object: bool | None = None
     structural_tag: Any = None
 
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_string(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_constraints(cls, data: Any) -> Any:
-        # Ignoring one of these would answer 200 with text that breaks a promise.
-        if isinstance(data, dict):
-            for name, instead in MISNAMED_FIELDS.items():
-                if data.get(name) is not None:
-                    raise bad_request(f"{name} is not supported; use {instead}", name)
-            if data.get("use_beam_search"):
-                raise bad_request("use_beam_search is not supported", "use_beam_search")
-        return data
 
     @property
     def include_usage(self) -> bool:
@@ -104,21 +106,14 @@ class GenerationFields(RequestModel):
         """Every chunk says how many tokens there were so far; only beside ``include_usage``."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def check_stream_options(self) -> None:
-        """ApiError for options that only make sense with (or without) streaming."""
+    def check_options(self) -> None:
+        """ApiError for options that do not go together, or only with (or without) streaming."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise bad_request("best_of is not supported; ask for n choices and take the best", "best_of")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options needs stream=true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise bad_request("prompt_logprobs is not available with stream=true", "prompt_logprobs")
-
-
-# Constraints under the names other servers have for them.
-MISNAMED_FIELDS = {
-    "grammar": "structured_outputs.grammar",
-    "ebnf": "structured_outputs.grammar",
-    "regex": "structured_outputs.regex",
-    "json_schema": "response_format or structured_outputs.json",
-}
 
 
 class CompletionRequest(GenerationFields):
@@ -127,7 +122,6 @@ class CompletionRequest(GenerationFields):
     prompt: Any = None  # str | list[str] | list[int] | list[list[int]]; see prompts.split_prompts
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
@@ -165,6 +159,11 @@ class TemplateFields(RequestModel):
 
 class ChatCompletionRequest(GenerationFields, TemplateFields):
     """``/v1/chat/completions``."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **GenerationFields.unsupported,
+        "echo": " in conversations; /v1/completions has it",
+    }
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

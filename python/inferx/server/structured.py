@@ -22,6 +22,7 @@ GUIDED = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
     "structural_tag": "structural_tag",
 }
 PARAMS_FIELDS = tuple(field.name for field in msgspec.structs.fields(StructuredOutputsParams))
@@ -56,6 +57,8 @@ def constraint_of(body: GenerationFields) -> Constraint | None:
         found.append(Constraint(params, PARAM))
     for field, name in GUIDED.items():
         value = getattr(body, field)
+        if field == "guided_json_object" and value is False:
+            continue
         if value is not None:
             if field == "structural_tag" and isinstance(value, dict):
                 value = json.dumps(value, ensure_ascii=False)

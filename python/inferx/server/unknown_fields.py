@@ -31,7 +31,8 @@ class UnknownFields(Collector):
 
     def observe(self, model: type[BaseModel], data: dict[str, Any]) -> None:
         """Count the top-level names of ``data`` that ``model`` has no field for."""
-        for name in data.keys() - model.model_fields.keys() - WITHOUT_EFFECT:
+        unsupported = getattr(model, "unsupported", {})  # refused when they ask for something
+        for name in data.keys() - model.model_fields.keys() - WITHOUT_EFFECT - unsupported.keys():
             if any(f.alias == name for f in model.model_fields.values()):
                 continue
             label = _printable(name)
