@@ -40,3 +40,18 @@ class EngineShutDownError(EngineDeadError):
 
 class RequestFailedError(InferxError):
     """One request failed inside the engine (for example non-finite logits).  Others are untouched."""
+
+
+class ContradictionError(RequestFailedError):
+    """What the request asks for leaves no token to go on with, which showed while it ran."""
+
+
+# How messages about such requests begin; they come from the engine process as text.
+CANNOT_GO_ON = "the grammar cannot go on"
+NO_LEGAL_TOKEN = "no legal token is left"
+
+
+def request_failure(message: str) -> RequestFailedError:
+    """The error that a failed request ends with."""
+    at_fault = message.startswith((CANNOT_GO_ON, NO_LEGAL_TOKEN))
+    return ContradictionError(message) if at_fault else RequestFailedError(message)

@@ -27,10 +27,14 @@ MAX_SCHEMA_VALUES = 50_000
 MAX_CHOICES = 10_000
 # Largest count of a repetition: {n,m} in a regular expression or EBNF, maxLength, maxItems and the like.
 MAX_REPETITIONS = 1_000_000
+# Integers in a schema: beyond these the grammar library rounds them.  Bounds of 64-bit integers are common.
+MAX_EXACT = 1 << 53
+MAX_INTEGER = 1 << 63
 
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 PARAM = "structured_outputs"
 
+_EXACT_KEYWORDS = ("const", "enum", "multipleOf")
 _COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 # What is skipped when brackets are counted.  Every one may lack its end: then nothing is tried twice, and a
 # hostile text takes no longer than another.
@@ -182,6 +186,10 @@ def check_schema(name: str, schema: Any) -> None:
             raise _invalid(f"{name} may have at most {MAX_SCHEMA_VALUES} values, got more")
         if key in _COUNT_KEYWORDS and isinstance(value, (int, float)) and value > MAX_REPETITIONS:
             raise _invalid(f"{name}: {key} may be at most {MAX_REPETITIONS}, got {value!r:.40}")
+        if key == "x-guidance":
+            raise _invalid(f"{name}: x-guidance cannot be set")
+        if type(value) is int and abs(value) > (MAX_EXACT if key in _EXACT_KEYWORDS else MAX_INTEGER):
+            raise _invalid(f"{name}: {key or 'a value'} is too large to be held exactly: {value!r:.40}")
         if key in ("pattern", "regex") and isinstance(value, str):
             check_size(f"{name}: {key}", len(value), MAX_REGEX_CHARS)
             check_regex(f"{name}: {key}", value)
@@ -196,7 +204,8 @@ def _walk(value: Any) -> Iterator[tuple[int, str | None, Any]]:
         if isinstance(item, dict):
             stack += [(depth + 1, k if isinstance(k, str) else None, v) for k, v in item.items()]
         elif isinstance(item, list):
-            stack += [(depth + 1, None, v) for v in item]
+            # The values of an enum are told apart from other lists by their key.
+            stack += [(depth + 1, key if key == "enum" else None, v) for v in item]
 
 
 def check_regex(name: str, regex: str) -> None:

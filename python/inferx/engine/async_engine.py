@@ -39,6 +39,7 @@ from inferx.errors import (
     LoadError,
     MemoryBudgetError,
     RequestFailedError,
+    request_failure,
 )
 from inferx.loader import load_tokenizer, open_checkpoint
 from inferx.outputs import RequestOutput
@@ -370,7 +371,7 @@ class AsyncEngine:
             for index in result.to_finish:
                 await self._send(wire.FinishSample(output.request_id, index))
             if result.error is not None:
-                self._put(output.request_id, RequestFailedError(result.error))
+                self._put(output.request_id, request_failure(result.error))
             elif result.request_output is not None:
                 if self.observer is not None:
                     self.observer.observe_output(result.request_output)

@@ -11,7 +11,7 @@ from inferx.engine.input_processor import InputProcessor
 from inferx.engine.output_processor import OutputProcessor
 from inferx.engine.protocol import EngineStats
 from inferx.engine.structured.validator import GrammarValidator
-from inferx.errors import RequestFailedError
+from inferx.errors import RequestFailedError, request_failure
 from inferx.outputs import RequestOutput
 from inferx.pooling_params import PoolingParams
 from inferx.sampling_params import SamplingParams
@@ -86,7 +86,7 @@ class LLMEngine:
                 pending.extend(self.core.finish_sample(output.request_id, index))
             if result.error is not None:
                 self.abort(output.request_id)
-                yield output.request_id, RequestFailedError(result.error)
+                yield output.request_id, request_failure(result.error)
             elif result.request_output is not None:
                 yield output.request_id, result.request_output
 

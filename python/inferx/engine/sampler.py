@@ -32,7 +32,7 @@ from inferx.engine.protocol import TokenLogprobs
 from inferx.engine.sampling_arrays import Download, upload
 from inferx.engine.structured.bitmask import apply_matchers
 from inferx.engine.structured.matcher import Matcher
-from inferx.errors import RequestFailedError
+from inferx.errors import NO_LEGAL_TOKEN, RequestFailedError
 from inferx.ops import SampleStatus
 from inferx.ops._lib import on_device
 from inferx.sampling_params import SamplingParams
@@ -316,7 +316,7 @@ def _entries(listed: Sequence[torch.Tensor], counts: Sequence[int]) -> list[Toke
 
 
 _NO_LEGAL_TOKEN = (
-    "no legal token is left: allowed_token_ids, bad_words, min_tokens, the grammar and the model's own "
+    f"{NO_LEGAL_TOKEN}: allowed_token_ids, bad_words, min_tokens, the grammar and the model's own "
     "logits exclude all"
 )
 _ERRORS = {

@@ -16,7 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferx.engine.scheduler import QueueFullError
-from inferx.errors import EngineDeadError, EngineShutDownError, InvalidRequestError, RequestFailedError
+from inferx.errors import (
+    ContradictionError,
+    EngineDeadError,
+    EngineShutDownError,
+    InvalidRequestError,
+    RequestFailedError,
+)
 
 logger = logging.getLogger("inferx.server")
 
@@ -101,6 +107,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), type="service_unavailable_error", code="draining", close=True)
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead")
+    if isinstance(error, ContradictionError):
+        return bad_request(str(error), code="no_token_left")
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), type="internal_server_error", code="request_failed")
     if isinstance(error, HTTPException):

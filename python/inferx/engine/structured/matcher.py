@@ -8,6 +8,7 @@ mask that allows nothing else.  Both give the same tokens: they come from the sa
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ import numpy as np
 from llguidance import LLMatcher
 
 from inferx.engine.structured.vocabulary import Vocabulary
-from inferx.errors import InferxError
+from inferx.errors import CANNOT_GO_ON, InferxError
 from inferx.sampling_params import SamplingParams
 
 # In logit_bias: never.
 BAN = -100.0
+# Processor time that a sample's masks may take: at first, and more with every token.  Some ambiguous grammars
+# cost more with each token, and a step waits for all of its masks.
+FIRST_SECONDS = 0.1
+SECONDS_PER_TOKEN = 0.004
 
 
 class MatcherError(InferxError):
@@ -47,6 +52,7 @@ class Matcher:
         self._jump = jump_ahead and may_jump(params)
         self._forced: deque[int] = deque()
         self._complete = False
+        self._allowance = FIRST_SECONDS
         self._look_ahead()
 
     # ---- masks
@@ -60,7 +66,9 @@ class Matcher:
             row[:] = 0
             _set_bits(row, [self._forced[0]])
             return False
+        started = time.thread_time()
         self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._charge(started)
         self._check()
         only_end = self._limit_end(row)
         banned = [t for t, bias in (self._params.logit_bias or {}).items() if bias <= BAN]
@@ -96,12 +104,20 @@ class Matcher:
     def _consume(self, token_id: int) -> None:
         if self._forced and self._forced.popleft() != token_id:
             raise MatcherError(f"token {token_id} does not follow the grammar, which forces another one")
+        started = time.thread_time()
         if not self._native.consume_token(token_id):
             self._check()
             raise MatcherError(f"token {token_id} does not follow the grammar")
         self._complete = self._native.is_stopped()
         self._check()
         self._look_ahead()
+        self._allowance += SECONDS_PER_TOKEN
+        self._charge(started)
+
+    def _charge(self, started: float) -> None:
+        self._allowance -= time.thread_time() - started
+        if self._allowance < 0:
+            raise MatcherError(f"{CANNOT_GO_ON}: its masks take too much time")
 
     def _look_ahead(self) -> None:
         if self._forced or self._complete:
@@ -113,7 +129,11 @@ class Matcher:
 
     def _check(self) -> None:
         if self._native.is_error():
-            raise MatcherError(f"the grammar cannot go on: {self._native.get_error()[:200].strip()}")
+            raise MatcherError(f"{CANNOT_GO_ON}: {_brief(self._native.get_error())}")
+
+
+def _brief(message: str) -> str:
+    return message.split("<state>")[0].split("<non-verbose")[0].strip()[:200]
 
 
 def may_jump(params: SamplingParams) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 # Address space of the child, and the stack its compiler gets: less than what the engine has, so that what
 # passes here passes there.
@@ -31,6 +31,8 @@ CHILD_STACK_BYTES = 2 << 20
 # allowed, small models write nothing else until the limit.
 JSON_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
 MAX_ERROR_CHARS = 300
+# Masks that the child tries after the first.
+TRIAL_STEPS = 12
 
 # Of one grammar.  Fuel is what compiling and each mask may cost; as defaulted, some 20 ms each.
 LIMITS = LLParserLimits(
@@ -93,17 +95,35 @@ def compile_source(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
     return matcher
 
 
-def check_start(matcher: LLMatcher) -> None:
-    """ValueError when nothing can match, or when the first mask already costs too much."""
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        fault = _first_lines(matcher.get_error())
-        raise ValueError("no text can match it" if fault.startswith("NoExtension") else fault)
+def check_start(matcher: LLMatcher, steps: int = 0) -> None:
+    """ValueError when nothing can match, or when the first masks already cost too much.
+
+    steps: tokens to go on by, the lowest that may come.  Some grammars grow into their limits at once.
+    """
+    for step in range(steps + 1):
+        if steps:
+            matcher.compute_ff_tokens()  # what the engine asks first
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            fault = _first_lines(matcher.get_error())
+            raise ValueError("no text can match it" if fault.startswith("NoExtension") else fault)
+        token = _lowest(mask)
+        if step == steps or token is None or not matcher.consume_token(token) or matcher.is_stopped():
+            return
+
+
+def _lowest(mask: bytes) -> int | None:
+    """The lowest id whose bit is set."""
+    for at, byte in enumerate(mask):
+        if byte:
+            return 8 * at + (byte & -byte).bit_length() - 1
+    return None
 
 
 def _grammar(source: Source) -> str:
     if source.kind == "json":
-        options: Any = {"whitespace_flexible": not source.compact}
+        # Of a union whose branches overlap, the library can only hold that some branch matches.
+        options: Any = {"whitespace_flexible": not source.compact, "coerce_one_of": True}
         if not source.compact:
             options["whitespace_pattern"] = JSON_SPACE
         schema = json.loads(source.text)
@@ -112,7 +132,8 @@ def _grammar(source: Source) -> str:
         )
     if source.kind == "regex":
         return LLMatcher.grammar_from_regex(source.text)
-    text = any_to_lark(source.text) if source.kind == "ebnf" else source.text
+    gbnf = source.kind == "ebnf" and "::=" in source.text
+    text = gbnf_to_lark(source.text) if gbnf else source.text
     return LLMatcher.grammar_from_lark(text)
 
 
@@ -140,7 +161,7 @@ def _read(stream: BinaryIO) -> bytes | None:
 
 def _verdict(tokenizer: LLTokenizer, source: Source) -> str:
     try:
-        check_start(compile_source(tokenizer, source))
+        check_start(compile_source(tokenizer, source), TRIAL_STEPS)
     except ValueError as error:
         return str(error)
     except MemoryError:
