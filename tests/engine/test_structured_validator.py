@@ -130,7 +130,8 @@ def test_a_child_that_dies_takes_only_its_grammar_along(vocabulary: Vocabulary) 
     grammars.check(StructuredOutputsParams(regex="second"))  # a dead one is noticed before
     (child,) = (c for c in grammars._children if c._process is not None)
     assert child._process is not None
-    threading.Timer(0.2, child._process.kill).start()
+    slow = StructuredOutputsParams(regex="(?:a{1000}){1000}")
+    threading.Timer(0.03, child._process.kill).start()
     with pytest.raises(InvalidRequestError, match="ended the process"):
         grammars.check(slow)
     grammars.check(StructuredOutputsParams(regex="third"))
