@@ -121,6 +121,9 @@ def test_template_variables_are_limited(chat: Any, engine: FakeEngine) -> None:
         {"x": [1]},
         {"x": "y" * 5000},
         {"chat_template": "x"},
+        {"self": 1},
+        {"parse_special_in_content": True},
+        {"n" * 65: 1},
     ):
         assert chat(expect=400, chat_template_kwargs=kwargs)["error"]["param"] == "chat_template_kwargs"
     assert chat(expect=400, chat_template="{{ 1 }}")["error"]["param"] == "chat_template"
@@ -135,10 +138,20 @@ def test_template_variables_are_limited(chat: Any, engine: FakeEngine) -> None:
         ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
     ],
 )
 def test_refused_options(chat: Any, body: dict[str, Any], param: str) -> None:
     assert chat(expect=400, **body)["error"]["param"] == param
+
+
+def test_what_asks_for_nothing_unsupported_is_served(chat: Any) -> None:
+    answer = chat(n=2, best_of=2, echo=False, documents=None, use_beam_search=False, lora_request=None)
+    assert len(answer["choices"]) == 2
 
 
 def test_harmless_extras_are_ignored(chat: Any) -> None:

@@ -174,6 +174,10 @@ def test_prompt_logprobs_have_vllms_shape(complete: Any) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"use_beam_search": True}, "use_beam_search"),
+        ({"lora_request": {"lora_name": "x"}}, "lora_request"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ({"logits_processors": ["x"]}, "logits_processors"),
+        ({"vllm_xargs": {"x": 1}}, "vllm_xargs"),
     ],
 )
 def test_unsupported_options_are_refused_not_ignored(complete: Any, body: dict[str, Any], param: str) -> None:

@@ -76,6 +76,7 @@ def test_dimensions(embed: Any) -> None:
     [
         ({}, "input"),
         ({"input": None}, "input"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ({"input": []}, "input"),
         ({"input": [[]]}, "input"),
         ({"input": ""}, "input"),

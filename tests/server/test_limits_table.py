@@ -94,6 +94,9 @@ EXCESS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "template_kwargs": (
         CHAT, user() | {"chat_template_kwargs": {f"k{i}": 1 for i in range(33)}}, "chat_template_kwargs"
     ),
+    "template_kwarg_name_chars": (
+        CHAT, user() | {"chat_template_kwargs": {"k" * 65: 1}}, "chat_template_kwargs"
+    ),
     "template_kwarg_chars": (
         CHAT, user() | {"chat_template_kwargs": {"k": "v" * 4097}}, "chat_template_kwargs"
     ),

@@ -51,6 +51,8 @@ def named(schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"structural_tag": TAG}}, {"structural_tag": json.dumps(TAG)}),
         ({"guided_json": SCHEMA}, {"json": SCHEMA}),
         ({"guided_regex": "a|b"}, {"regex": "a|b"}),
+        ({"guided_json_object": True}, {"json_object": True}),
+        ({"guided_json_object": False, "guided_regex": "a|b"}, {"regex": "a|b"}),
         ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
         (
             {"guided_grammar": 'root ::= "a"', "response_format": {"type": "text"}},
@@ -65,6 +67,7 @@ def test_fields_map_to_parameters(fields: dict[str, Any], wanted: dict[str, Any]
 def test_no_constraint() -> None:
     assert of() is None
     assert of(response_format={"type": "text"}, guided_json=None, structured_outputs=None) is None
+    assert of(guided_json_object=False) is None
 
 
 @pytest.mark.parametrize(
