@@ -62,7 +62,7 @@ arm64-check:  ## compile the CPU kernels for arm64 and run their products under 
 	tools/arm64_check.sh
 
 test: build simt  ## run all tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	tools/run_tests.sh $(BIN)/python $(ARGS)
 
 lint: build  ## ruff, mypy, import layers, clang-format
 	$(BIN)/ruff check python tests benchmarks build_backend tools examples
