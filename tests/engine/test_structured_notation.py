@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.models_fixtures import smollm2_path
 
 from inferx import LLM, SamplingParams
+from inferx.engine.structured.grammar import source_of
 from inferx.engine.structured.regex import ascii_classes, ascii_patterns
 from inferx.errors import ContradictionError, InvalidRequestError
 from inferx.structured_outputs import StructuredOutputsParams
@@ -56,6 +58,27 @@ class TestClassesAreAscii:
         assert re.fullmatch("[0-9]{4}", answer(llm, regex=r"\d{4}"))
         text = answer(llm, json={"type": "string", "pattern": r"^\d{3}-\w{2}$"})
         assert re.fullmatch('"[0-9]{3}-[0-9A-Za-z_]{2}"', text)
+
+    def test_in_structural_tags_too(self, llm: LLM) -> None:
+        digits = {"type": "string", "pattern": r"^\d{3}$"}
+        vocabulary = llm.engine.core.make_vocabulary()
+        overlapping = {"oneOf": [digits, {"type": "string", "maxLength": 3}]}
+        for content, wanted in (
+            ({"type": "regex", "pattern": r"\d{4}"}, "<[0-9]{4}>"),
+            (
+                {"type": "json_schema", "json_schema": digits},
+                '<"[0-9]{3}">',
+            ),
+            ({"type": "json_schema", "json_schema": overlapping}, '<".{0,3}">'),
+        ):
+            tag = {"type": "tag", "begin": "<", "content": content, "end": ">"}
+            params = StructuredOutputsParams(
+                structural_tag=json.dumps({"type": "structural_tag", "format": tag})
+            )
+            # Which digits a model prefers says little; so what the library gets to see.
+            assert r"\d" not in source_of(params, vocabulary).text.replace("\\\\", "\\")
+            text = answer(llm, structural_tag=params.structural_tag)
+            assert re.fullmatch(wanted, text)
 
 
 class TestEbnf:

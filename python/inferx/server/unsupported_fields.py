@@ -36,3 +36,11 @@ def refuse(unsupported: Mapping[str, str], data: Any) -> None:
             value = data.get(name)
             if value is not None and value is not False:
                 raise bad_request(f"{name} is not supported{hint}", name)
+
+
+def refuse_given(fields: Mapping[str, str], data: Any) -> None:
+    """ApiError naming the first of ``fields`` that ``data`` gives; null and what is empty give nothing."""
+    if isinstance(data, dict):
+        for name, instead in fields.items():
+            if data.get(name) not in (None, [], {}):
+                raise bad_request(f"{name} is not supported: {instead}", name)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from llguidance import LLMatcher
 
+from inferx.engine.structured.native import first_lines
 from inferx.engine.structured.vocabulary import Vocabulary
 from inferx.errors import CANNOT_GO_ON, InferxError
 from inferx.sampling_params import SamplingParams
@@ -129,11 +130,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._native.is_error():
-            raise MatcherError(f"{CANNOT_GO_ON}: {_brief(self._native.get_error())}")
-
-
-def _brief(message: str) -> str:
-    return message.split("<state>")[0].split("<non-verbose")[0].strip()[:200]
+            raise MatcherError(f"{CANNOT_GO_ON}: {first_lines(self._native.get_error())}")
 
 
 def may_jump(params: SamplingParams) -> bool:

@@ -89,9 +89,9 @@ def compile_source(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
     try:
         matcher = LLMatcher(tokenizer, _grammar(source), log_level=0, limits=LIMITS)
     except Exception as error:
-        raise ValueError(_first_lines(str(error))) from None
+        raise ValueError(first_lines(str(error))) from None
     if matcher.is_error():
-        raise ValueError(_first_lines(matcher.get_error()))
+        raise ValueError(first_lines(matcher.get_error()))
     return matcher
 
 
@@ -105,7 +105,7 @@ def check_start(matcher: LLMatcher, steps: int = 0) -> None:
             matcher.compute_ff_tokens()  # what the engine asks first
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            fault = _first_lines(matcher.get_error())
+            fault = first_lines(matcher.get_error())
             raise ValueError("no text can match it" if fault.startswith("NoExtension") else fault)
         token = _lowest(mask)
         if step == steps or token is None or not matcher.consume_token(token) or matcher.is_stopped():
@@ -120,12 +120,18 @@ def _lowest(mask: bytes) -> int | None:
     return None
 
 
+def schema_options(compact: bool) -> dict[str, Any]:
+    """What the library is told beside a JSON schema.  compact: no white space."""
+    # Of a union whose branches overlap, the library can only hold that some branch matches.
+    options: dict[str, Any] = {"whitespace_flexible": not compact, "coerce_one_of": True}
+    if not compact:
+        options["whitespace_pattern"] = JSON_SPACE
+    return options
+
+
 def _grammar(source: Source) -> str:
     if source.kind == "json":
-        # Of a union whose branches overlap, the library can only hold that some branch matches.
-        options: Any = {"whitespace_flexible": not source.compact, "coerce_one_of": True}
-        if not source.compact:
-            options["whitespace_pattern"] = JSON_SPACE
+        options: Any = schema_options(source.compact)
         schema = json.loads(source.text)
         return LLMatcher.grammar_from_json_schema(
             json.dumps(schema) if isinstance(schema, dict) else _boolean(schema), overrides=options
@@ -142,7 +148,8 @@ def _boolean(schema: object) -> str:
     return "{}" if schema is True else '{"enum": []}'
 
 
-def _first_lines(message: str) -> str:
+def first_lines(message: str) -> str:
+    """The library's message without the state it appends."""
     message = message.split("<state>")[0].split("<non-verbose")[0].strip() or "it cannot be compiled"
     return message if len(message) <= MAX_ERROR_CHARS else message[: MAX_ERROR_CHARS - 3] + "..."
 
@@ -167,7 +174,7 @@ def _verdict(tokenizer: LLTokenizer, source: Source) -> str:
     except MemoryError:
         return "it takes too much memory"
     except Exception as error:
-        return _first_lines(f"{type(error).__name__}: {error}")
+        return first_lines(f"{type(error).__name__}: {error}")
     return ""
 
 

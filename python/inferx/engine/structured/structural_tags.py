@@ -20,7 +20,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inferx.engine.structured.native import JSON_SPACE
+from inferx.engine.structured.native import schema_options
+from inferx.engine.structured.regex import ascii_classes, ascii_patterns
 from inferx.errors import InvalidRequestError
 from inferx.structured_outputs import PARAM, parse_json
 
@@ -75,9 +76,7 @@ class _Writer:
         self._special_ids = special_ids
         names = sorted((name for name in special_ids if name), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
-        self._guidance: dict[str, Any] = {"whitespace_flexible": not compact}
-        if not compact:
-            self._guidance["whitespace_pattern"] = JSON_SPACE
+        self._guidance = schema_options(compact)
 
     def _rule(self, body: str, flags: str = "") -> str:
         name = f"rule_{len(self.rules)}"
@@ -117,10 +116,11 @@ class _Writer:
             schema = {}
         if not isinstance(schema, dict):
             raise _wrong(f"{where}.json_schema", "a schema (an object)", schema)
-        return f"%json {json.dumps({**schema, 'x-guidance': self._guidance}, ensure_ascii=False)}"
+        schema = {**ascii_patterns(schema), "x-guidance": self._guidance}
+        return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
     def _regex_format(self, value: dict[str, Any], where: str) -> str:
-        pattern = _text(value, "pattern", where, empty=False)
+        pattern = ascii_classes(_text(value, "pattern", where, empty=False))
         name = f"REGEX_{len(self.rules)}"
         escaped = re.sub(r"(\\.)|/", lambda m: m.group(1) or r"\/", pattern, flags=re.DOTALL)
         self.rules.append(f"{name}: /{escaped}/".replace("\n", r"\n"))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from inferx.server import limits_table as limits
 from inferx.server.chat_extensions import ChatExtensions
 from inferx.server.errors import bad_request, shorten
+from inferx.server.unsupported_fields import refuse_given
 
 # Field -> what to do instead.
 REFUSED_FIELDS = {
@@ -90,10 +91,7 @@ class ResponsesRequest(ChatExtensions):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name, instead in REFUSED_FIELDS.items():
-                if data.get(name) not in (None, [], {}):
-                    raise bad_request(f"{name} is not supported: {instead}", name)
+        refuse_given(REFUSED_FIELDS, data)
         return data
 
     @property
